@@ -28,9 +28,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
-from tonari.trainer.errors import ConfigError
 
 from tonari.ablate.study.data import load_images
+from tonari.trainer.errors import ConfigError
 
 CLEAN = "clean_label"
 HUMAN = ("aggre_label", "worse_label", "random_label1", "random_label2", "random_label3")

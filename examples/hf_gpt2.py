@@ -8,9 +8,10 @@ r"""Hugging Face's GPT-2, tied embeddings and dropout included, on any mesh.
 Run from the directory that holds ``examples``.
 """
 
+from transformers import GPT2Config, GPT2LMHeadModel
+
 from tonari.trainer import Adapted
 from tonari.trainer.models.styles import Conv1D
-from transformers import GPT2Config, GPT2LMHeadModel
 
 
 def gpt2(width: int = 64, depth: int = 4, heads: int = 4) -> Adapted:

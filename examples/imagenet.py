@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from tonari.trainer import join, seeded
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import dataio
+from tonari.trainer import join, seeded
 
 CROP, LABEL = dataio.RandomResizedCrop(224), dataio.Int("cls")
 TRAIN: dict[str, dataio.Field] = {"image": dataio.Image("jpg", crop=CROP, flip=0.5), "label": LABEL}

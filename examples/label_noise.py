@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
-from tonari.trainer import SmallCNN, seeded
 from torch.nn.functional import cross_entropy
 
 import dataio
@@ -24,6 +23,7 @@ import importance
 import tonari.hardest.command
 from dataio.base.seeding import generator, key
 from dataio.plan.history import ScoreColumn
+from tonari.trainer import SmallCNN, seeded
 
 COLUMNS: tuple[ScoreColumn, ...] = ("loss", "loss_mean", "correct", "confidence", "forgotten")
 

@@ -15,12 +15,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tonari.trainer import seeded
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dataio
 import shuffle
+from tonari.trainer import seeded
 
 NUM_TRAIN, NUM_VAL, NUM_CLASSES, SIZE = 960, 400, 4, 8
 

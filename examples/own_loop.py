@@ -11,13 +11,13 @@ import argparse
 
 import torch
 import torch.distributed as dist
-from tonari.trainer import SmallCNN, join, seeded
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dataio
 import importance
 import shuffle
+from tonari.trainer import SmallCNN, join, seeded
 
 
 def main() -> None:

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tonari.trainer import join, seeded
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import dataio
+from tonari.trainer import join, seeded
 
 # One crop and one flip for both: a sample's fields draw the same numbers.
 CROP, FLIP = dataio.RandomResizedCrop(96, scale=(0.3, 1.0)), 0.5

@@ -12,11 +12,11 @@ import h5py
 import numpy as np
 import torch
 import torch.distributed as dist
-from tonari.trainer import join, seeded
 from torch import nn
 
 import dataio
 import shuffle
+from tonari.trainer import join, seeded
 
 SIZES = {"time": 400, "lat": 96, "lon": 128}
 TILES: dict[str | int, int] = {"time": 2, "lat": 32, "lon": 32}

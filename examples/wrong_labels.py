@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from tonari.trainer import SmallCNN, seeded
 from torch.nn.functional import cross_entropy
 
 import dataio
@@ -30,6 +29,7 @@ from dataio.base.seeding import generator, key
 from dataio.plan.history import COLUMNS, ScoreColumn, Scores
 from dataio.state.snapshot import load_scores
 from tonari.hardest.rank import MEASURES, hardness, within_classes
+from tonari.trainer import SmallCNN, seeded
 
 FIRST = (0.01, 0.05, 0.1, 0.2)
 """Shares of the rows that are looked at."""

@@ -1,5 +1,5 @@
-"""The command line: one file per command, each imported only when called."""
+"""The trainer, the planner and the command line, over `dataio`, `shuffle` and `importance`."""
 
-from tonari.names import link
+from tonari.names import require_names
 
-link()
+require_names()

@@ -247,7 +247,7 @@ def check_torch() -> Finding:
 def check_trainer() -> Finding:
     """Find whether `tonari train` works on this torch; a loop of one's own works on more."""
     try:
-        import trainer
+        from tonari import trainer
     except ImportError as error:
         # The message names the cure after the first semicolon.
         found, _, cure = str(error).removeprefix("trainer: ").partition("; ")

@@ -57,12 +57,12 @@ COMMANDS = {
 # By name: importing the classes would import torch, and `tonari --help` must answer at once.
 KNOWN_ERRORS = frozenset(
     {
-        "benchmarks.errors.BenchError",
+        "tonari.bench.errors.BenchError",
         "dataio.base.errors.DataioError",
-        "errors.CommandError",
-        "trainer.errors.CheckpointError",
-        "trainer.errors.ConfigError",
-        "trainer.torch_range.TorchVersionError",
+        "tonari.errors.CommandError",
+        "tonari.trainer.errors.CheckpointError",
+        "tonari.trainer.errors.ConfigError",
+        "tonari.trainer.torch_range.TorchVersionError",
     }
 )
 EXTRAS = {
@@ -197,11 +197,7 @@ def _exit_status(end: SystemExit) -> int:
 
 
 def _is_known(error: BaseException) -> bool:
-    # In a wheel our modules lie below tonari.
-    names = {
-        f"{kind.__module__}.{kind.__qualname__}".removeprefix("tonari.")
-        for kind in type(error).__mro__
-    }
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
     return not KNOWN_ERRORS.isdisjoint(names)
 
 

@@ -65,8 +65,8 @@ def main(argv: list[str]) -> int:
     # Only now: `--help` and wrong arguments should not wait for torch.
     from torch import Tensor
 
-    from trainer.checkpoint.directory import read_progress
-    from trainer.checkpoint.export import (
+    from tonari.trainer.checkpoint.directory import read_progress
+    from tonari.trainer.checkpoint.export import (
         read_averaged,
         read_checkpoint,
         write_safetensors,
@@ -100,11 +100,11 @@ def _export_hub(given: Export) -> int:
     _check_directory(given)
     import torch
 
-    from trainer.checkpoint.directory import read_progress
-    from trainer.checkpoint.hub_export import write_hub
-    from trainer.checkpoint.weights import read_hub_config
-    from trainer.config.saved import read_settings
-    from trainer.run.build import make_model
+    from tonari.trainer.checkpoint.directory import read_progress
+    from tonari.trainer.checkpoint.hub_export import write_hub
+    from tonari.trainer.checkpoint.weights import read_hub_config
+    from tonari.trainer.config.saved import read_settings
+    from tonari.trainer.run.build import make_model
 
     checkpoint = _find(given.checkpoint)
     config = read_settings(checkpoint.absolute().parents[1] / "config.json")
@@ -159,7 +159,7 @@ def _check(out: Path, *, optimizer: bool) -> None:
 
 
 def _find(path: Path) -> Path:
-    from trainer.checkpoint.directory import latest
+    from tonari.trainer.checkpoint.directory import latest
 
     found = latest(path / "checkpoints") or latest(path) or path
     if not (found / "torch").is_dir():

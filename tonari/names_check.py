@@ -4,7 +4,7 @@ from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
 from tonari.checks import Finding
-from tonari.names import HERE, INSTALLED, NAMES, describe, expected, origin, taken
+from tonari.names import HERE, NAMES, describe, expected, origin, taken
 
 AGAIN = "`pip install --force-reinstall --no-deps tonari`"
 
@@ -26,8 +26,7 @@ def check_names() -> Finding:
     absent = [name for name in NAMES if origin(name) is None]
     if absent:
         return Finding("names", "look", f"{expected(absent[0])} is not there", AGAIN)
-    where = "installed below" if INSTALLED else "a checkout, beside"
-    return Finding("names", "fine", f"{', '.join(NAMES)}: {where} {HERE}")
+    return Finding("names", "fine", f"{', '.join(NAMES)}: beside {HERE}")
 
 
 def _that_own(path: Path, distributions: list[str]) -> list[str]:

@@ -33,12 +33,12 @@ from PIL import Image as Picture
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.machine import describe_machine
-from benchmarks.student import reach_of_mean
 from dataio import Image, Int, Loader, NodeCache, Reports, Resize, Workers, discover_world
 from dataio.source import write_index
 from dataio.world import World
 from importance import make_policy
+from tonari.report.machine import describe_machine
+from tonari.report.student import reach_of_mean
 
 SIDE = 32
 WARMUP = 0.1

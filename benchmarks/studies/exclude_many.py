@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.machine import describe_machine
 from dataio.excluding import read_list
 from dataio.plan.exclusion import exclude_ids
+from tonari.report.machine import describe_machine
 
 NUM_SAMPLES, NUM_IDS, PARTS = 10**9, 10**8, 100
 

@@ -30,8 +30,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.machine import describe_machine
 from dataio import Bytes, Field, Int, Loader, Reports, Workers, open_source
+from tonari.report.machine import describe_machine
 
 FIELDS: dict[str, Field] = {"image": Bytes("jpg"), "label": Int("cls")}
 NUM_SHARDS = 8

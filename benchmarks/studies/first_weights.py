@@ -20,14 +20,14 @@ import torch._dynamo  # An optimizer imports it in its first step: not a part of
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from benchmarks.machine import describe_machine
-from trainer.mesh.mesh import make_mesh
-from trainer.mesh.parallelize import parallelize
-from trainer.mesh.pipeline import Pipeline
-from trainer.mesh.place import place_of
-from trainer.models import GPT, deferred, seeded
-from trainer.run.tasks import NextToken
-from trainer.watch.launch import join
+from tonari.report.machine import describe_machine
+from tonari.trainer.mesh.mesh import make_mesh
+from tonari.trainer.mesh.parallelize import parallelize
+from tonari.trainer.mesh.pipeline import Pipeline
+from tonari.trainer.mesh.place import place_of
+from tonari.trainer.models import GPT, deferred, seeded
+from tonari.trainer.run.tasks import NextToken
+from tonari.trainer.watch.launch import join
 
 VOCABULARY, LENGTH, ROWS = 256, 32, 4
 

@@ -24,13 +24,13 @@ import xxhash
 from numpy.typing import NDArray
 
 import shuffle
-from benchmarks.machine import describe_machine
 from dataio import Field, Int, Loader, Reports, Workers
 from dataio.plan.layout import Layout
 from dataio.rows.rows import Rows, bind_checksums
 from dataio.store.files.manifest import make_entries
 from dataio.store.pool import Pool
 from dataio.world import single_world
+from tonari.report.machine import describe_machine
 
 BATCH = 256
 PLACED = 1_000_000

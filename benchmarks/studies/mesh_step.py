@@ -1,9 +1,9 @@
 r"""What does a step of the trainer cost on two ranks, beside a bare torch loop of the same calls?
 
-``trainer`` is a step of `trainer.run.loop.train`, from one step to the next: batches from the
-loader, delivery to the stages, losses back, metrics, the watchdog. ``bare`` is the forward pass,
-backward pass and optimizer's step of the same model, divided by the same calls of torch, on tokens
-in memory. The two take turns, a step each, so that what else the machine does hits both. The
+``trainer`` is a step of `tonari.trainer.run.loop.train`, from one step to the next: batches from
+the loader, delivery to the stages, losses back, metrics, the watchdog. ``bare`` is the forward
+pass, backward pass and optimizer's step of the same model, divided by the same calls of torch, on
+tokens in memory. The two take turns, a step each, so that what else the machine does hits both. The
 difference is taken within a turn; shown are medians, and the interval that holds 95 % of medians of
 drawn turns (bootstrap). Steps that hold an epoch's end, and the first ones, do not count.
 
@@ -27,16 +27,16 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from dataio.base.seeding import generator, key
-from trainer.config.config import Config, load_config
-from trainer.mesh.average import average_gradients
-from trainer.mesh.parallelize import parallelize
-from trainer.mesh.pipeline import Pipeline
-from trainer.models import seeded
-from trainer.run import loop
-from trainer.run.build import make_model
-from trainer.run.optimizers import build_optimizer
-from trainer.run.step import train_step
-from trainer.run.tasks import cross_entropy
+from tonari.trainer.config.config import Config, load_config
+from tonari.trainer.mesh.average import average_gradients
+from tonari.trainer.mesh.parallelize import parallelize
+from tonari.trainer.mesh.pipeline import Pipeline
+from tonari.trainer.models import seeded
+from tonari.trainer.run import loop
+from tonari.trainer.run.build import make_model
+from tonari.trainer.run.optimizers import build_optimizer
+from tonari.trainer.run.step import train_step
+from tonari.trainer.run.tasks import cross_entropy
 
 SETTINGS = """
 [data]

@@ -23,12 +23,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.machine import describe_machine
 from dataio.plan.balance import balance
 from dataio.source.formats.megatron import HEAD, read_head, read_part
 from dataio.source.storage.files import Storage
 from dataio.source.text.dataset import read_infos
 from dataio.source.wrap.packing import Packing, attention_costs, pack
+from tonari.report.machine import describe_machine
 
 BATCH_CHARACTERS = 2 << 20
 VOCABULARY, WIDTH, NUM_REPLICAS, BATCHES = 8000, 768, 8, (8, 32)

@@ -15,8 +15,8 @@ reading data out of what they compare; these logs hold it, and more GPUs read fr
 
 from dataclasses import dataclass
 
-from oracle.paradl import Link, price
-from oracle.record import Message
+from tonari.oracle.paradl import Link, price
+from tonari.oracle.record import Message
 
 ROWS = 64
 """Of a batch, on each GPU."""

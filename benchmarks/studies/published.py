@@ -34,12 +34,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from benchmarks.machine import describe_machine
-from dataio.base.examples import EXAMPLES
-from trainer.config.config import Config, load_config
-from trainer.models import seeded
-from trainer.run.build import make_model
-from trainer.run.loop import train
+from tonari.names import EXAMPLES
+from tonari.report.machine import describe_machine
+from tonari.trainer.config.config import Config, load_config
+from tonari.trainer.models import seeded
+from tonari.trainer.run.build import make_model
+from tonari.trainer.run.loop import train
 
 RECIPE = EXAMPLES / "cifar10_resnet.toml"
 HIDDEN = 0.3

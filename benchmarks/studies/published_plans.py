@@ -1,12 +1,12 @@
 r"""How far are the search's prices from steps that others timed on machines we do not have?
 
 Megatron-LM's table of GPT models of 1.7 to 1,008 thousand million parameters on up to 3,072 A100:
-each row is priced by `oracle.search.search.estimate` on ``examples/clusters/selene.toml``. One
-number is fitted, once: the share of the peak that large products attain, so that the row of 18.4
-thousand million parameters (the largest without a pipeline) comes out right. It is left out of the
-comparison. Attention is priced as the authors had it, as products and a softmax whose scores lie in
-memory; and below that by the kernel that keeps them out of it, which came later. A step's time
-follows from the published operations a second by the paper's formula.
+each row is priced by `tonari.oracle.search.search.estimate` on ``examples/clusters/selene.toml``.
+One number is fitted, once: the share of the peak that large products attain, so that the row of
+18.4 thousand million parameters (the largest without a pipeline) comes out right. It is left out of
+the comparison. Attention is priced as the authors had it, as products and a softmax whose scores
+lie in memory; and below that by the kernel that keeps them out of it, which came later. A step's
+time follows from the published operations a second by the paper's formula.
 
     python -m benchmarks.studies.published_plans [--json-file out.json]
 
@@ -27,10 +27,10 @@ from typing import Any
 import msgspec
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dataio.base.examples import EXAMPLES
-from oracle.cluster.cluster import Cluster, load_cluster
-from oracle.search.search import Candidate, estimate
-from trainer.config.config import Config, load_config
+from tonari.names import EXAMPLES
+from tonari.oracle.cluster.cluster import Cluster, load_cluster
+from tonari.oracle.search.search import Candidate, estimate
+from tonari.trainer.config.config import Config, load_config
 
 CLUSTER = EXAMPLES / "clusters/selene.toml"
 SEQUENCE_LENGTH, VOCABULARY = 2048, 51200

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import shuffle
-from benchmarks.machine import describe_machine
 from dataio.base.seeding import ORDER_VERSION
 from dataio.plan.epoch import Counts, find_sampling_groups, plan_epoch
 from dataio.plan.exclusion import Exclusion
@@ -35,6 +34,7 @@ from dataio.rowlog.log import RowLog
 from dataio.rowlog.packed import pack_selection
 from dataio.rowlog.reading import read_log
 from dataio.world import single_world
+from tonari.report.machine import describe_machine
 
 SHUFFLES: Mapping[str, Shuffle] = {
     "local": shuffle.Local(), "partial": shuffle.Partial(0.1), "moves": shuffle.Global(moves=True),

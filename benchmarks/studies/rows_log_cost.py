@@ -22,12 +22,12 @@ import numpy as np
 import torch
 
 import importance
-from benchmarks.generated import Generated
-from benchmarks.machine import describe_machine
 from dataio import Array, Int, Loader, Reports
 from dataio.rowlog import log
 from dataio.rowlog.log import RowLog
 from dataio.world import single_world
+from tonari.bench.generated import Generated
+from tonari.report.machine import describe_machine
 
 BATCH_SIZE, PIXELS, CLASSES = 64, (3, 32, 32), 10
 CALLS = ("begin", "progress")

@@ -15,14 +15,14 @@ from pathlib import Path
 
 from benchmarks.studies.step_memory import Case, load
 from benchmarks.studies.step_time import GPT
-from oracle.cluster.cluster import Cluster, Level
-from oracle.cluster.machine import Nodes
-from oracle.machine import OneNode
-from oracle.programs import programs
-from oracle.record import Message
-from oracle.simulate import simulate
-from oracle.stopwatch import time_step
-from trainer.run.build import lay_out
+from tonari.oracle.cluster.cluster import Cluster, Level
+from tonari.oracle.cluster.machine import Nodes
+from tonari.oracle.machine import OneNode
+from tonari.oracle.programs import programs
+from tonari.oracle.record import Message
+from tonari.oracle.simulate import simulate
+from tonari.oracle.stopwatch import time_step
+from tonari.trainer.run.build import lay_out
 
 PER_NODE = 8
 MESH = ("mesh.pp=4", "mesh.tp=4", "mesh.dp_shard=4", "mesh.microbatches=4")

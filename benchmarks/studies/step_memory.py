@@ -26,18 +26,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.errors import BenchError
-from benchmarks.loader.launch import mpiexec
-from benchmarks.machine import describe_machine
 from benchmarks.studies.first_weights import forget_peak, resident_bytes
-from oracle import trace_step
-from oracle.trace import NoReports, make_batch
-from trainer.config.config import Config, load_config
-from trainer.run.build import build_parallel
-from trainer.run.optimizers import build_optimizer
-from trainer.run.own import Own
-from trainer.run.step import train_step
-from trainer.watch.launch import Job, join
+from tonari.bench.errors import BenchError
+from tonari.bench.loader.launch import mpiexec
+from tonari.oracle import trace_step
+from tonari.oracle.trace import NoReports, make_batch
+from tonari.report.machine import describe_machine
+from tonari.trainer.config.config import Config, load_config
+from tonari.trainer.run.build import build_parallel
+from tonari.trainer.run.optimizers import build_optimizer
+from tonari.trainer.run.own import Own
+from tonari.trainer.run.step import train_step
+from tonari.trainer.watch.launch import Job, join
 
 STEPS = 4
 TIMEOUT_S = 600

@@ -1,10 +1,10 @@
 r"""How far is the predicted time of a step from the time that the step takes?
 
-Each case is a configuration. The prediction knows it from `oracle.probe`: what its ranks compute
-with nobody at the other end, and messages of the machine timed by themselves, anew for each case;
-nothing is fitted. The same ranks train steps on made-up batches. They take turns, some seconds
-each: a few steps of the job, a round of the probe, steps again, so that a machine whose speed
-changes from one minute to the next is as fast in the one as in the other.
+Each case is a configuration. The prediction knows it from `tonari.oracle.probe`: what its ranks
+compute with nobody at the other end, and messages of the machine timed by themselves, anew for each
+case; nothing is fitted. The same ranks train steps on made-up batches. They take turns, some
+seconds each: a few steps of the job, a round of the probe, steps again, so that a machine whose
+speed changes from one minute to the next is as fast in the one as in the other.
 
 How far the even turns of the job are from the odd ones is what no prediction can be better than.
 Two others predict, too: ParaDL's equations (from the step of one rank), and floating-point
@@ -31,25 +31,25 @@ from typing import TYPE_CHECKING
 
 from scipy.stats import spearmanr
 
-from benchmarks.loader.launch import mpiexec
-from benchmarks.machine import describe_machine
-from benchmarks.pictures import COLOURS, render
 from benchmarks.studies.step_memory import Case, load
 from dataio.base.atomic import write_json
-from oracle import Operator, trace_step
-from oracle.machine import OneNode
-from oracle.paradl import price, probed_link
-from oracle.probe.messages import SIZES
-from oracle.probe.probe import Probe, joined, load_probe, probe, save_probe
-from oracle.programs import programs
-from oracle.simulate import simulate
-from oracle.trace import NoReports, make_batch
-from trainer.config.config import Config, load_config
-from trainer.run.build import build_parallel, lay_out
-from trainer.run.optimizers import build_optimizer
-from trainer.run.own import Own
-from trainer.run.step import train_step
-from trainer.watch.launch import join
+from tonari.bench.loader.launch import mpiexec
+from tonari.oracle import Operator, trace_step
+from tonari.oracle.machine import OneNode
+from tonari.oracle.paradl import price, probed_link
+from tonari.oracle.probe.messages import SIZES
+from tonari.oracle.probe.probe import Probe, joined, load_probe, probe, save_probe
+from tonari.oracle.programs import programs
+from tonari.oracle.simulate import simulate
+from tonari.oracle.trace import NoReports, make_batch
+from tonari.report.machine import describe_machine
+from tonari.report.pictures import COLOURS, render
+from tonari.trainer.config.config import Config, load_config
+from tonari.trainer.run.build import build_parallel, lay_out
+from tonari.trainer.run.optimizers import build_optimizer
+from tonari.trainer.run.own import Own
+from tonari.trainer.run.step import train_step
+from tonari.trainer.watch.launch import join
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

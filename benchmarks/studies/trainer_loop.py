@@ -1,12 +1,13 @@
 r"""What does a whole run of the trainer cost beside a bare torch loop, in one process?
 
-``trainer`` is `trainer.run.loop.train` as `tonari train` calls it: turns between epochs, losses
-back to the loader, metrics, progress, order hash, and checkpoints where ``run.checkpoint_epochs``
-asks for them. ``bare`` is forward, mean loss, backward, optimizer over a `dataio.Loader` of its own
-with the same settings; ``memory`` is that over batches that are in memory, on the device. Data are
-real: JPEG of CIFAR-10 (Parquet with ``jpg`` and ``cls``), or a text. The ways take turns, an
-epoch each, so that what else the machine does hits all of them. Ratios are of the trainer to
-another way, within a turn, then their median; the first two turns warm up.
+``trainer`` is `tonari.trainer.run.loop.train` as `tonari train` calls it: turns between epochs,
+losses back to the loader, metrics, progress, order hash, and checkpoints where
+``run.checkpoint_epochs`` asks for them. ``bare`` is forward, mean loss, backward, optimizer over a
+`dataio.Loader` of its own with the same settings; ``memory`` is that over batches that are in
+memory, on the device. Data are real: JPEG of CIFAR-10 (Parquet with ``jpg`` and ``cls``), or a
+text. The ways take turns, an epoch each, so that what else the machine does hits all of them.
+Ratios are of the trainer to another way, within a turn, then their median; the first two turns warm
+up.
 
 On a GPU, `torch.profiler` tells how long the kernels of the trainer's second epoch keep it busy
 (that does not depend on the profiler, which slows down what launches them); over the time of an
@@ -32,17 +33,17 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 import dataio
-from benchmarks.machine import describe_machine
 from dataio.rows.samples import Batch
-from trainer.config.config import Config, load_config
-from trainer.models import seeded
-from trainer.run.build import make_model
-from trainer.run.data import text_sources, token_field
-from trainer.run.images import image_fields
-from trainer.run.loop import train
-from trainer.run.tasks import Classify, NextToken, Task
-from trainer.watch.launch import Job, join
-from trainer.watch.metrics import Line
+from tonari.report.machine import describe_machine
+from tonari.trainer.config.config import Config, load_config
+from tonari.trainer.models import seeded
+from tonari.trainer.run.build import make_model
+from tonari.trainer.run.data import text_sources, token_field
+from tonari.trainer.run.images import image_fields
+from tonari.trainer.run.loop import train
+from tonari.trainer.run.tasks import Classify, NextToken, Task
+from tonari.trainer.watch.launch import Job, join
+from tonari.trainer.watch.metrics import Line
 
 MODELS = {
     "resnet": 'kind = "resnet"\nnum_classes = 10\ndepth = 20',

@@ -217,7 +217,7 @@ def _describe(hint: Any) -> str:
         return f"a list of {_describe(args[0])}"
     kind = origin if origin is not None else hint
     return {"PathLike": "a path", "ndarray": "an array"}.get(
-        kind.__name__, f"a {kind.__module__.removeprefix('tonari.').split('.')[0]}.{kind.__name__}"
+        kind.__name__, f"a {kind.__module__.split('.')[0]}.{kind.__name__}"
     )
 
 

@@ -96,11 +96,11 @@ def toml_keys() -> str:
     """Make a section of each table of a run's file: what its docstring has, and its keys."""
     import griffe
 
-    package = griffe.load("trainer", search_paths=[ROOT])
+    package = griffe.load("tonari.trainer", search_paths=[ROOT])
     parts = []
     for section in _settings(package["config.config.Config"]):
         made_by = section.annotation.canonical_path
-        found = package[made_by.removeprefix("trainer.")]
+        found = package[made_by.removeprefix("tonari.trainer.")]
         rows = [
             f"| `{key.name}` | `{key.annotation}` | {_default(key)} |" for key in _settings(found)
         ]
@@ -112,7 +112,7 @@ def toml_keys() -> str:
 
 def kind_settings(section: str) -> str:
     """Make a table of the kinds of a section: the class, and what a file may set of it."""
-    named = importlib.import_module(f"trainer.config.{section}").NAMED
+    named = importlib.import_module(f"tonari.trainer.config.{section}").NAMED
     rows = ["| `kind` | is | keys, and their defaults |", "|---|---|---|"]
     for kind, made_by in named.kinds.items():
         defaults = ((name, named.default(kind, name)) for name in named.takes(kind))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.studies.published import RECIPE, WAYS, bare_batches, settings_of, summary
-from trainer.config.config import load_config
+from tonari.trainer.config.config import load_config
 
 
 def test_the_example_is_read_and_every_way_sets_what_it_is_named_for() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.generated import Generated
 from dataio import Array, Bytes, Field, Int, Loader, Reports, Workers
 from dataio.batch.figures import disk_bytes_read
 from dataio.plan.policies import Importance, Local, Shuffle
 from dataio.world import World, run_threads, single_world, thread_worlds
 from importance import Kakurenbo, RandomPrune
+from tonari.bench.generated import Generated
 
 FRACTION = 0.3
 PRUNE = RandomPrune(FRACTION, delta=1.0)

@@ -10,7 +10,7 @@ from typing import get_type_hints
 import pytest
 
 from tests.multirank import ROOT
-from trainer import Config
+from tonari.trainer import Config
 
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 hooks = importlib.import_module("hooks")
@@ -58,7 +58,7 @@ def test_every_key_of_a_run_is_in_the_reference():
 
 @pytest.mark.parametrize("section", hooks.OF_KINDS)
 def test_every_setting_of_every_kind_is_in_the_reference(section):
-    named = importlib.import_module(f"trainer.config.{section}").NAMED
+    named = importlib.import_module(f"tonari.trainer.config.{section}").NAMED
     rows = hooks.kind_settings(section).splitlines()
     for kind in named.kinds:
         (row,) = (row for row in rows if row.startswith(f"| `{kind}` |"))

@@ -28,8 +28,8 @@ from tests.multirank import (
     run_job,
 )
 from tests.trainer.digits import write_config
-from trainer.checkpoint.directory import latest
-from trainer.checkpoint.export import read_checkpoint
+from tonari.trainer.checkpoint.directory import latest
+from tonari.trainer.checkpoint.export import read_checkpoint
 
 pytestmark = [pytest.mark.multirank, pytest.mark.timeout(1200)]
 

@@ -21,10 +21,10 @@ from tonari import cli, rows
 from tonari.certify.claims import exactly_once, never
 from tonari.errors import CommandError
 from tonari.rows.spikes import read_losses
-from trainer.checkpoint.directory import whole_checkpoints
-from trainer.checkpoint.export import read_checkpoint
-from trainer.config.saved import read_settings
-from trainer.errors import CheckpointError, ConfigError
+from tonari.trainer.checkpoint.directory import whole_checkpoints
+from tonari.trainer.checkpoint.export import read_checkpoint
+from tonari.trainer.config.saved import read_settings
+from tonari.trainer.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.thorough
 

@@ -18,12 +18,12 @@ from dataio.world import single_world
 from tests.dataio.source.shards import numbered, write_tar
 from tests.dataio.source.storage.fake_server import FakeServer, client_error
 from tonari.cli import main
-from trainer.config.config import build_config
-from trainer.config.saved import read_settings
-from trainer.errors import ConfigError
-from trainer.run.outputs import keep_settings, open_logs
-from trainer.watch.launch import Job
-from trainer.watch.plan import plan_settings
+from tonari.trainer.config.config import build_config
+from tonari.trainer.config.saved import read_settings
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.run.outputs import keep_settings, open_logs
+from tonari.trainer.watch.launch import Job
+from tonari.trainer.watch.plan import plan_settings
 
 # In two parts: lines of this file stand in tracebacks.
 SECRET = "S3CR" + "3T"

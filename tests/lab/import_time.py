@@ -29,8 +29,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.machine import describe_machine
 from tests.slowfs import ROOT, SlowDirectory, slowfs, unmount
+from tonari.report.machine import describe_machine
 
 WAYS = ("local", "tree", "image", "scratch")
 TIMEOUT_S = 560.0

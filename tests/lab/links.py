@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.pictures import render
-from benchmarks.storage.report.drawing import WAYS
-from benchmarks.storage.results.document import read_document
-from benchmarks.storage.results.results import EndToEnd, Way
-from benchmarks.storage.training.ways import later_s
 from tests.lab.cluster import Lab
 from tests.lab.parallel_fs import start_parallel_fs
 from tests.multirank import ROOT
+from tonari.bench.storage.report.drawing import WAYS
+from tonari.bench.storage.results.document import read_document
+from tonari.bench.storage.results.results import EndToEnd, Way
+from tonari.bench.storage.training.ways import later_s
+from tonari.report.pictures import render
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

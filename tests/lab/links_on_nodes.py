@@ -12,12 +12,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from benchmarks.storage.patterns.measure import measure_storage
-from benchmarks.storage.patterns.options import StorageOptions
-from benchmarks.storage.results.document import write_document
-from benchmarks.storage.training.pipeline import PipelineOptions, run_ways
-from benchmarks.storage.training.predict import WayName
 from dataio import discover_world
+from tonari.bench.storage.patterns.measure import measure_storage
+from tonari.bench.storage.patterns.options import StorageOptions
+from tonari.bench.storage.results.document import write_document
+from tonari.bench.storage.training.pipeline import PipelineOptions, run_ways
+from tonari.bench.storage.training.predict import WayName
 
 
 def client_reads(mount: Path) -> int:

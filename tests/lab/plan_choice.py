@@ -25,16 +25,16 @@ from pathlib import Path
 
 from scipy.stats import spearmanr
 
-from benchmarks.loader.launch import mpiexec
 from benchmarks.studies import step_time
 from benchmarks.studies.step_memory import IMAGES, TEXT
-from oracle.cluster.cluster import Cluster, Level
-from oracle.plan import plan_step
-from oracle.probe.probe import load_probe
 from tests.lab.cluster import Lab
 from tests.lab.plan_of_epochs import OF_DATA
+from tonari.bench.loader.launch import mpiexec
+from tonari.oracle.cluster.cluster import Cluster, Level
+from tonari.oracle.plan import plan_step
+from tonari.oracle.probe.probe import load_probe
 from tonari.plan.choice import find_probes
-from trainer.config.config import load_config
+from tonari.trainer.config.config import load_config
 
 TIMEOUT_S = 900
 MODELS = {

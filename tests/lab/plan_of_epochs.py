@@ -33,17 +33,17 @@ import pyarrow.parquet as pq
 from PIL import Image
 from scipy.stats import spearmanr
 
-from benchmarks.loader.launch import mpiexec
-from oracle.cluster.cluster import Cluster, Level, Storage
-from oracle.cluster.probed import cluster_of
-from oracle.paradl import Link, link_across, price, probed_link
-from oracle.plan import EpochPlan, plan_step
-from oracle.probe.probe import Probe, load_probe
 from tests.lab.cluster import Lab
 from tests.slowfs import ROOT, slowfs
-from trainer.config.config import load_config
-from trainer.run.build import lay_out
-from trainer.watch.plan import PARTS
+from tonari.bench.loader.launch import mpiexec
+from tonari.oracle.cluster.cluster import Cluster, Level, Storage
+from tonari.oracle.cluster.probed import cluster_of
+from tonari.oracle.paradl import Link, link_across, price, probed_link
+from tonari.oracle.plan import EpochPlan, plan_step
+from tonari.oracle.probe.probe import Probe, load_probe
+from tonari.trainer.config.config import load_config
+from tonari.trainer.run.build import lay_out
+from tonari.trainer.watch.plan import PARTS
 
 SHARDS = 10
 ROWS = 5000

@@ -28,16 +28,16 @@ import dataio
 from dataio import Int, Loader, NodeCache, Reports, Workers
 from dataio.source import open_source
 from dataio.store.streaming import Streaming
-from oracle.cluster.cluster import Cluster, Level, Storage
-from oracle.feeds import lay_rows
-from oracle.plan import EpochPlan, plan_step
-from oracle.probe.data import DataTimes
-from oracle.probe.pieces import count_pieces
-from oracle.probe.probe import Probe, step_settings
-from oracle.stopwatch import Timed
 from tests.lab.plan_of_epochs import ROWS, Study
 from tests.slowfs import slowfs
-from trainer.config.config import load_config
+from tonari.oracle.cluster.cluster import Cluster, Level, Storage
+from tonari.oracle.feeds import lay_rows
+from tonari.oracle.plan import EpochPlan, plan_step
+from tonari.oracle.probe.data import DataTimes
+from tonari.oracle.probe.pieces import count_pieces
+from tonari.oracle.probe.probe import Probe, step_settings
+from tonari.oracle.stopwatch import Timed
+from tonari.trainer.config.config import load_config
 
 BATCH = 64
 EPOCHS = 3

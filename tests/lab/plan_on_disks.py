@@ -29,15 +29,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from benchmarks.loader.launch import mpiexec
 from dataio.store.files.fetch import MEMORY_FRACTION
-from oracle.cluster.cluster import Cluster, Host, Level, Storage
-from oracle.feeds import lay_rows
-from oracle.plan import EpochPlan, plan_step
-from oracle.probe.probe import load_probe
 from tests.lab.plan_of_epochs import MEMORY_GBYTE_S, RANKS, SETTINGS, TIMEOUT_S
 from tests.slowfs import ROOT
-from trainer.config.config import load_config
+from tonari.bench.loader.launch import mpiexec
+from tonari.oracle.cluster.cluster import Cluster, Host, Level, Storage
+from tonari.oracle.feeds import lay_rows
+from tonari.oracle.plan import EpochPlan, plan_step
+from tonari.oracle.probe.probe import load_probe
+from tonari.trainer.config.config import load_config
 
 GROUPS = Path("/sys/fs/cgroup")
 RATES_MB_S = (0, 40, 20, 12)

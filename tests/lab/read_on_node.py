@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.storage.site.evidence import Watch, judge
-from benchmarks.storage.site.site import describe_site
+from tonari.bench.storage.site.evidence import Watch, judge
+from tonari.bench.storage.site.site import describe_site
 
 
 def main() -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.exchange.exchange import SETS
 from tests.lab.cluster import Lab, what_is_missing
-from tonari.bench.exchange import Exchange, run, settings_of
+from tonari.bench.exchange.command import Exchange, run, settings_of
+from tonari.bench.exchange.exchange import SETS
 
 HEADROOM = 2.0
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.storage.results.document import read_document
-from benchmarks.storage.results.results import Phase, Results
 from tests.lab import parallel_fs
 from tests.lab.cluster import Lab
 from tests.lab.conftest import MakeLab
 from tests.lab.parallel_fs import start_parallel_fs
 from tests.multirank import ROOT
+from tonari.bench.storage.results.document import read_document
+from tonari.bench.storage.results.results import Phase, Results
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 LINK_BYTES_PER_S = 80e6 / 8
@@ -25,8 +25,8 @@ LINK_BYTES_PER_S = 80e6 / 8
 HOLD = """
 import mmap, sys
 from pathlib import Path
-from benchmarks.storage.patterns.phase import fill
-from benchmarks.storage.site.residency import resident_bytes
+from tonari.bench.storage.patterns.phase import fill
+from tonari.bench.storage.site.residency import resident_bytes
 paths = [Path(path) for path in sys.argv[1:]]
 fill(paths)
 files = [path.open("rb") for path in paths]

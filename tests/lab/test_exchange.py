@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.loader.launch import end
 from tests.lab.cluster import Lab
 from tests.lab.conftest import MakeLab
 from tests.multirank import ROOT, read_reports
+from tonari.bench.loader.launch import end
 
 pytestmark = pytest.mark.lab
 PROGRAM = Path(__file__).with_name("epochs_on_nodes.py")

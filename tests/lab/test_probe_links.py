@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.loader.launch import mpiexec
 from benchmarks.studies import step_time
 from benchmarks.studies.step_memory import TEXT
-from oracle.cluster.cluster import Cluster, Level
-from oracle.cluster.probed import measure_link
-from oracle.plan import plan_step
-from oracle.probe.messages import EXCHANGE
-from oracle.probe.probe import Probe, load_probe
 from tests.lab import cluster
 from tests.lab.cluster import Lab
 from tests.lab.plan_of_epochs import OF_DATA
 from tests.multirank import ROOT
-from trainer.config.config import load_config
+from tonari.bench.loader.launch import mpiexec
+from tonari.oracle.cluster.cluster import Cluster, Level
+from tonari.oracle.cluster.probed import measure_link
+from tonari.oracle.plan import plan_step
+from tonari.oracle.probe.messages import EXCHANGE
+from tonari.oracle.probe.probe import Probe, load_probe
+from tonari.trainer.config.config import load_config
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.storage.results.document import read_document
 from dataio.base.lines import read_checked_lines
 from tests.lab.site import (
     CONFIG,
@@ -18,6 +17,7 @@ from tests.lab.site import (
     read_epochs,
     what_is_missing,
 )
+from tonari.bench.storage.results.document import read_document
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 PARQUET_END_BYTES = 64 << 10

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oracle.probe.probe import probe, save_probe
-from trainer import train
-from trainer.config.config import load_config
+from tonari.oracle.probe.probe import probe, save_probe
+from tonari.trainer import train
+from tonari.trainer.config.config import load_config
 
 RANKS = 2
 

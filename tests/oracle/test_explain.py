@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from oracle.explain import explain
-from oracle.probe.messages import MessageTimes
-from oracle.probe.probe import Probe
-from oracle.programs import programs
-from oracle.record import Message, Wait
-from oracle.simulate import simulate
 from tests.oracle.test_simulate import Bench, program
 from tests.oracle.test_trace import GPT
-from trainer.config.config import Config, load_config
+from tonari.oracle.explain import explain
+from tonari.oracle.probe.messages import MessageTimes
+from tonari.oracle.probe.probe import Probe
+from tonari.oracle.programs import programs
+from tonari.oracle.record import Message, Wait
+from tonari.oracle.simulate import simulate
+from tonari.trainer.config.config import Config, load_config
 
 SIZES = (2, 2, 1, 1, 1)
 SENDS = MessageTimes(

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from dataio.store.files.fetch import MEMORY_FRACTION
-from oracle.costs import Cost
-from oracle.feeds import PAGE_BYTES, Source, lay_rows, make_feeds, stage_beside
-from oracle.probe.data import DataTimes
 from tests.oracle.test_simulate import Bench
 from tests.oracle.test_trace import load
+from tonari.oracle.costs import Cost
+from tonari.oracle.feeds import PAGE_BYTES, Source, lay_rows, make_feeds, stage_beside
+from tonari.oracle.probe.data import DataTimes
 
 DATA = DataTimes(
     readers=2, num_rows=1000, evaluated_rows=0, row_bytes=100.0, source_row_bytes=125.0,

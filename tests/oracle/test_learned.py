@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from oracle.errors import OracleError
-from oracle.learned import learn
-from oracle.plan import EpochPlan
-from trainer.watch.metrics import MetricsLog
-from trainer.watch.parts import OTHER
-from trainer.watch.plan import PARTS
+from tonari.oracle.errors import OracleError
+from tonari.oracle.learned import learn
+from tonari.oracle.plan import EpochPlan
+from tonari.trainer.watch.metrics import MetricsLog
+from tonari.trainer.watch.parts import OTHER
+from tonari.trainer.watch.plan import PARTS
 
 PLAN = EpochPlan(
     steps=10, train_s=100.0, exchange_s=10.0, turn_s=1.0, refresh_s=0.0, refresh_every=0,

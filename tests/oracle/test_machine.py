@@ -2,9 +2,9 @@
 
 import pytest
 
-from oracle.errors import OracleError
-from oracle.machine import Curve, OneNode
-from oracle.probe.messages import MessageTimes, group_sizes
+from tonari.oracle.errors import OracleError
+from tonari.oracle.machine import Curve, OneNode
+from tonari.oracle.probe.messages import MessageTimes, group_sizes
 
 
 def times(

@@ -2,11 +2,11 @@
 
 import pytest
 
-from oracle.cluster.cluster import Cluster, Level
-from oracle.errors import OracleError
-from oracle.paradl import Link, Terms, link_across, price, probed_link
-from oracle.probe.messages import MessageTimes
-from oracle.record import Message
+from tonari.oracle.cluster.cluster import Cluster, Level
+from tonari.oracle.errors import OracleError
+from tonari.oracle.paradl import Link, Terms, link_across, price, probed_link
+from tonari.oracle.probe.messages import MessageTimes
+from tonari.oracle.record import Message
 
 MIB = 1 << 20
 LINK = Link(latency_s=1e-3, byte_s=1e-9)

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from oracle.probe.data import TURNS, DataTimes, _time_epochs, data_times, time_data
-from oracle.windows import Pieces
 from tests.oracle.test_trace import IMAGES
 from tests.tonari.test_hardest import png
-from trainer.config.config import load_config
-from trainer.watch.launch import join
+from tonari.oracle.probe.data import TURNS, DataTimes, _time_epochs, data_times, time_data
+from tonari.oracle.windows import Pieces
+from tonari.trainer.config.config import load_config
+from tonari.trainer.watch.launch import join
 
 
 class Slow:
@@ -91,7 +91,7 @@ def test_rows_are_as_large_where_not_all_are_staged_and_where_none_is(tmp_path, 
     found = []
     with join(device="cpu") as job:
         for quota in ("1GB", "700KB", "150KB"):
-            monkeypatch.setattr("oracle.probe.data.QUOTA", quota)
+            monkeypatch.setattr("tonari.oracle.probe.data.QUOTA", quota)
             found.append(time_data(config, job, readers=1))
     whole, *others = found
     assert whole is not None

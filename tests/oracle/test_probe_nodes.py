@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from dataio.world import Topology
-from oracle.cluster.cluster import Cluster, Level
-from oracle.cluster.machine import Nodes
-from oracle.cluster.probed import cluster_of, measure_link
-from oracle.errors import OracleError
-from oracle.probe.messages import EXCHANGE, KINDS, MessageTimes
-from oracle.probe.probe import Probe, count_ranks, load_probe, probe, save_probe
 from tests.multirank import RunRanks
 from tests.oracle.test_trace import GPT, load
 from tonari.cli import main
+from tonari.oracle.cluster.cluster import Cluster, Level
+from tonari.oracle.cluster.machine import Nodes
+from tonari.oracle.cluster.probed import cluster_of, measure_link
+from tonari.oracle.errors import OracleError
+from tonari.oracle.probe.messages import EXCHANGE, KINDS, MessageTimes
+from tonari.oracle.probe.probe import Probe, count_ranks, load_probe, probe, save_probe
 
 GBYTE_S, BURST_BYTES, WAIT_S = 0.05, 200_000, 1e-4
 SIZES = (256, 1 << 20, 4 << 20)

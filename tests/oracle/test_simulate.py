@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from oracle.costs import Cost, Feed, Resource
-from oracle.errors import OracleError
-from oracle.record import Message, Wait
-from oracle.simulate import simulate
-from oracle.stopwatch import Timed
+from tonari.oracle.costs import Cost, Feed, Resource
+from tonari.oracle.errors import OracleError
+from tonari.oracle.record import Message, Wait
+from tonari.oracle.simulate import simulate
+from tonari.oracle.stopwatch import Timed
 
 BYTES = 100
 

@@ -5,18 +5,18 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from oracle import Message, trace_step
-from oracle.errors import OracleError
-from oracle.probe.probe import as_fast_as, load_probe, probe, save_probe
-from oracle.programs import moved, programs
-from oracle.record import Wait, Watcher
-from oracle.stopwatch import Stopwatch, Timed, time_step
-from oracle.trace import NoReports, make_batch
 from tests.oracle.test_trace import MESHES, load, thorough_but_one
-from trainer.run.build import build_rank, lay_out
-from trainer.run.optimizers import build_optimizer
-from trainer.run.own import Own
-from trainer.run.step import train_step
+from tonari.oracle import Message, trace_step
+from tonari.oracle.errors import OracleError
+from tonari.oracle.probe.probe import as_fast_as, load_probe, probe, save_probe
+from tonari.oracle.programs import moved, programs
+from tonari.oracle.record import Wait, Watcher
+from tonari.oracle.stopwatch import Stopwatch, Timed, time_step
+from tonari.oracle.trace import NoReports, make_batch
+from tonari.trainer.run.build import build_rank, lay_out
+from tonari.trainer.run.optimizers import build_optimizer
+from tonari.trainer.run.own import Own
+from tonari.trainer.run.step import train_step
 
 
 def sent(events):

@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from oracle import Message, Operator, Trace, trace_step
 from tests.multirank import RunRanks
-from trainer.config.config import Config, load_config
-from trainer.errors import ConfigError
-from trainer.run.own import Own
+from tonari.oracle import Message, Operator, Trace, trace_step
+from tonari.trainer.config.config import Config, load_config
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.run.own import Own
 
 GPT = """
 [data]

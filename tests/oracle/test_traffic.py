@@ -1,7 +1,7 @@
 """What a step sends is named by the axes of the mesh along which it goes."""
 
-from oracle import Message, Trace, traffic
-from oracle.traffic import axes_of
+from tonari.oracle import Message, Trace, traffic
+from tonari.oracle.traffic import axes_of
 
 SIZES = (2, 1, 3, 1, 2)
 """pp 2, dp_shard 3, tp 2."""

@@ -17,8 +17,8 @@ from dataio.source import open_source
 from dataio.store.quota import DENSE_ROW_BYTES, Need
 from dataio.store.source_sizes import guess_variable_bytes
 from dataio.store.streaming import Streaming
-from oracle.probe.pieces import count_pieces
-from oracle.windows import Pieces, Quota, share_quota, wait_for_windows
+from tonari.oracle.probe.pieces import count_pieces
+from tonari.oracle.windows import Pieces, Quota, share_quota, wait_for_windows
 
 FIELDS: dict[str, Field] = {"label": Int("cls"), "data": Bytes("bin")}
 NUM_ROWS, ROW_BYTES = 2000, 1500

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.storage.results.results import Results
-from benchmarks.storage.site.site import describe_site
-from benchmarks.storage.training.pipeline import PipelineOptions, run_ways
 from dataio import discover_world
+from tonari.bench.storage.results.results import Results
+from tonari.bench.storage.site.site import describe_site
+from tonari.bench.storage.training.pipeline import PipelineOptions, run_ways
 
 
 def main() -> None:

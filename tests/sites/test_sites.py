@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.multirank import ROOT
-from trainer.config.config import load_config
+from tonari.trainer.config.config import load_config
 
 PAGES, SCRIPTS = ROOT / "docs" / "sites", ROOT / "examples" / "sites"
 SITES = {

@@ -14,7 +14,7 @@ from tests.multirank import RunRanks
 from tonari import cli
 from tonari.errors import CommandError
 from tonari.pack.shards import write_shards
-from trainer.errors import ConfigError
+from tonari.trainer.errors import ConfigError
 
 
 def run(monkeypatch: pytest.MonkeyPatch, error: BaseException | None, status: int = 0) -> int:

@@ -13,7 +13,7 @@ from tonari import cli
 from tonari.errors import CommandError
 from tonari.init import command
 from tonari.pack.shards import write_shards
-from trainer import load_config
+from tonari.trainer import load_config
 
 
 def png(number):

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.loader.launch import mpiexec
-from oracle import stopwatch
-from oracle.probe import messages, probe
-from oracle.probe.messages import KINDS
-from oracle.probe.probe import load_probe, save_probe
 from tests.oracle.test_trace import GPT, OWN
+from tonari.bench.loader.launch import mpiexec
 from tonari.cli import main
-from trainer.config.config import load_config
+from tonari.oracle import stopwatch
+from tonari.oracle.probe import messages, probe
+from tonari.oracle.probe.messages import KINDS
+from tonari.oracle.probe.probe import load_probe, save_probe
+from tonari.trainer.config.config import load_config
 
 TIMEOUT_S = 200
 

@@ -7,8 +7,8 @@ import pytest
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
-from benchmarks.pictures import DARK
 from tonari.plan.picture import BAR, FONT, INNER, WIDTH, Bar, Drawing
+from tonari.report.pictures import DARK
 
 SVG = "{http://www.w3.org/2000/svg}"
 PARTS = {

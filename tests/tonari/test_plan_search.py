@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from oracle.cluster.cluster import load_cluster
 from tests.multirank import ROOT
 from tests.oracle.test_trace import GPT
 from tonari.cli import main
+from tonari.oracle.cluster.cluster import load_cluster
 from tonari.plan.search import data_choices, format_s
 
 H100 = ROOT / "examples" / "clusters" / "h100.toml"

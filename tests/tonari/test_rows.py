@@ -14,9 +14,9 @@ import pytest
 
 from tests.trainer.digits import write_config, write_shard
 from tonari import cli, rows
-from trainer.config.config import load_config
-from trainer.run import loop
-from trainer.run.loop import train
+from tonari.trainer.config.config import load_config
+from tonari.trainer.run import loop
+from tonari.trainer.run.loop import train
 
 ACCUMULATE = 3
 

@@ -16,8 +16,8 @@ from tests.trainer.digits import write_config
 from tonari import cli
 from tonari.rows.spike_words import spike_document
 from tonari.rows.spikes import NEAR, Logged, find_spikes, read_losses
-from trainer.config.config import load_config
-from trainer.run.loop import train
+from tonari.trainer.config.config import load_config
+from tonari.trainer.run.loop import train
 
 EPOCHS = 4
 

@@ -11,9 +11,9 @@ from dataio import open_source
 from tests.trainer.digits import write_config
 from tonari import cli
 from tonari.rows.texts import MOST_CHARACTERS, read_texts
-from trainer.config.config import Config, load_config
-from trainer.run.build import training_source
-from trainer.run.loop import train
+from tonari.trainer.config.config import Config, load_config
+from tonari.trainer.run.build import training_source
+from tonari.trainer.run.loop import train
 
 LETTERS = "".join(chr(97 + n % 26) for n in range(16 * 40 + 1))
 GPT = (

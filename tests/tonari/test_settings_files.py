@@ -12,8 +12,8 @@ from dataio.base import toml
 from dataio.base.digest import digest
 from tonari.ablate.study.config import TABLES as OF_STUDIES
 from tonari.ablate.study.config import SettingsConfig, load_study
-from trainer.config.config import SECTIONS, load_config
-from trainer.run.build import make_importance, make_model
+from tonari.trainer.config.config import SECTIONS, load_config
+from tonari.trainer.run.build import make_importance, make_model
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "settings.json"

@@ -12,7 +12,7 @@ import torch
 
 import dataio
 import importance
-import trainer.config.config as of_runs
+import tonari.trainer.config.config as of_runs
 from dataio.plan.policies import Local, Shuffle
 from dataio.world import World, run_threads, thread_worlds
 from importance import policies
@@ -22,16 +22,16 @@ from tonari.ablate.study import config as of_studies
 from tonari.ablate.study.config import SettingsConfig, load_study
 from tonari.ablate.study.corrupt import as_found
 from tonari.ablate.study.training import Training
-from trainer.config.config import Config, build_config
-from trainer.config.kinds import hints_of
-from trainer.config.model import MODELS
-from trainer.config.model import NAMED as MODEL
-from trainer.config.settings import Section
-from trainer.config.shuffle import SHUFFLES
-from trainer.errors import ConfigError
-from trainer.models import Rope
-from trainer.run.build import make_importance, make_model
-from trainer.run.pace import build_schedule
+from tonari.trainer.config.config import Config, build_config
+from tonari.trainer.config.kinds import hints_of
+from tonari.trainer.config.model import MODELS
+from tonari.trainer.config.model import NAMED as MODEL
+from tonari.trainer.config.settings import Section
+from tonari.trainer.config.shuffle import SHUFFLES
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.models import Rope
+from tonari.trainer.run.build import make_importance, make_model
+from tonari.trainer.run.pace import build_schedule
 
 VALUES: tuple[object, ...] = (
     0.25, 3, 0.5, 7, True, False, "pool", "loss", "none", "group", "token", "field", ["loss"],

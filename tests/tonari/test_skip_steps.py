@@ -9,7 +9,7 @@ from dataio.base.lines import read_checked_lines
 from tests.multirank import launch_command, run_job
 from tests.trainer.digits import write_config
 from tonari import cli, rows
-from trainer.run import loop
+from tonari.trainer.run import loop
 
 ACCUMULATE, EPOCH = 2, 4
 """Batches of a step, and steps of an epoch: 7 batches of 16."""

@@ -9,9 +9,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from dataio.rows.samples import Batch
 from tests import hub, torchvision_v2
-from trainer.models import Adapted, StagedModel, seeded
-from trainer.models.styles import Conv1D
-from trainer.run.tasks import Classify, NextToken, Task
+from tonari.trainer.models import Adapted, StagedModel, seeded
+from tonari.trainer.models.styles import Conv1D
+from tonari.trainer.run.tasks import Classify, NextToken, Task
 
 NUM_ROWS, LENGTH, VOCABULARY, WIDTH, CLASSES, SIDE = 8, 12, 24, 16, 5, 32
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.models import Adapted, seeded
-from trainer.models.trace import leaves
+from tonari.trainer.models import Adapted, seeded
+from tonari.trainer.models.trace import leaves
 
 Grads = dict[str, Tensor]
 

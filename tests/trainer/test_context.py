@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.multirank import RunRanks
-from trainer.models.context import worker_of
+from tonari.trainer.models.context import worker_of
 
 CASES = [(24, 4, 4), (48, 4, 2), (12, 2, 1)]
 ODD = (36, 2, 2)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from tests.trainer import foreign_models
 from tests.trainer.mesh.same_weights import same_weights
 from tests.trainer.mesh.tiny_models import MAKERS, tied
-from trainer.errors import ConfigError
-from trainer.mesh.materialize import materialize
-from trainer.models import Adapted, StagedModel, deferred, seeded
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.materialize import materialize
+from tonari.trainer.models import Adapted, StagedModel, deferred, seeded
 
 Model = TypeVar("Model", bound=StagedModel)
 

@@ -7,10 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.models import GPT, Llama
-from trainer.models.documents import DocumentModel, attend_in_blocks, document_mask, positions_of
-from trainer.models.transformer import attend
-from trainer.run.packed import NO_TARGET, NextTokenInDocument
+from tonari.trainer.models import GPT, Llama
+from tonari.trainer.models.documents import (
+    DocumentModel,
+    attend_in_blocks,
+    document_mask,
+    positions_of,
+)
+from tonari.trainer.models.transformer import attend
+from tonari.trainer.run.packed import NO_TARGET, NextTokenInDocument
 
 SIZES: dict[str, Any] = {"width": 16, "depth": 2, "heads": 2}
 DOCUMENTS = torch.tensor([[1, 1, 1, 2, 2, 3, 3, 3, 3, 0, 0], [1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer.models.fake import fake_tensors
+from tonari.trainer.models.fake import fake_tensors
 
 GROUPS = torch.tensor([3, 3, 9, 12], dtype=torch.int32)
 

@@ -6,9 +6,19 @@ import torch
 from torch import nn
 
 from tests.trainer.mesh.tiny_models import MAKERS, batch_of, make, task_of
-from trainer.errors import ConfigError
-from trainer.models import GPT, Llama, ResNet, ResNet50, Rope, SmallCNN, StagedModel, ViT, seeded
-from trainer.models.llama import GroupedAttention
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.models import (
+    GPT,
+    Llama,
+    ResNet,
+    ResNet50,
+    Rope,
+    SmallCNN,
+    StagedModel,
+    ViT,
+    seeded,
+)
+from tonari.trainer.models.llama import GroupedAttention
 
 IMAGES = torch.arange(2 * 3 * 32 * 32).reshape(2, 3, 32, 32).to(torch.uint8)
 

@@ -10,11 +10,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from trainer.errors import ConfigError
-from trainer.mesh.average import check_alike
-from trainer.models import Adapted
-from trainer.models.split import check_split
-from trainer.models.styles import Local, replicate_rest
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.average import check_alike
+from tonari.trainer.models import Adapted
+from tonari.trainer.models.split import check_split
+from tonari.trainer.models.styles import Local, replicate_rest
 
 WIDTH, HEADS = 8, 4
 PLAN = {"query": "colwise", "key": "colwise", "value": "colwise", "out": "rowwise"}

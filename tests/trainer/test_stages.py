@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.trainer.stages import cut_up, run_stages, run_whole
-from trainer.errors import ConfigError
-from trainer.models import Adapted, seeded
-from trainer.models.absent import Absent
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.models import Adapted, seeded
+from tonari.trainer.models.absent import Absent
 
 WIDTH, ROWS = 8, 5
 

@@ -17,8 +17,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from trainer.mesh.parallelize import left_whole
-from trainer.mesh.place import Place
+from tonari.trainer.mesh.parallelize import left_whole
+from tonari.trainer.mesh.place import Place
 
 NUM_BLOCKS, LENGTH, WIDTH, NUM_CLASSES = 4, 4, 4, 4
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.machine import commit, describe_machine
 from dataio.base.atomic import write_json
 from dataio.base.location import bare_within
 from tonari.ablate.claims import claim
@@ -29,8 +28,9 @@ from tonari.ablate.study.data import (
 )
 from tonari.ablate.study.run import CellResult, train_cell
 from tonari.errors import CommandError
-from trainer.config.settings import as_tables
-from trainer.errors import ConfigError
+from tonari.report.machine import commit, describe_machine
+from tonari.trainer.config.settings import as_tables
+from tonari.trainer.errors import ConfigError
 
 CELLS = "cells"
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.pages import Picture, lay_out, picture
 from tonari.ablate.lines import Line
 from tonari.ablate.measure import Measure
 from tonari.ablate.plots import draw_accuracy, draw_curves, draw_pareto
@@ -18,6 +17,7 @@ from tonari.ablate.words import (
     table_row,
     verdict_sentence,
 )
+from tonari.report.pages import Picture, lay_out, picture
 
 TEMPLATE = Path(__file__).with_suffix(".jinja")
 

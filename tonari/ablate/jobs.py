@@ -20,7 +20,7 @@ from typing import IO
 from tonari.ablate.progress import Event
 from tonari.errors import CommandError
 from tonari.processes import GRACE_S
-from trainer.errors import ConfigError
+from tonari.trainer.errors import ConfigError
 
 AGAIN = 75
 """Exit status of a process that another should take over from: a failed cell may have left its

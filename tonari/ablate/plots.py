@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.pictures import COLOURS
 from tonari.ablate.controls import CONTROLS, control_line
 from tonari.ablate.lines import Line
 from tonari.ablate.measure import ACCURACY, Measure
 from tonari.ablate.results import ArmResults
 from tonari.ablate.stats import Difference, mean_over_seeds
+from tonari.report.pictures import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.pictures import render
 from dataio.base.atomic import write_file, write_json
 from dataio.base.location import bare_within
 from tonari.ablate.controls import CONTROLS
@@ -19,6 +18,7 @@ from tonari.ablate.plots import draw_accuracy, draw_pareto
 from tonari.ablate.results import ArmResults, CellFile, gather_arms, number
 from tonari.ablate.study.config import Study
 from tonari.ablate.words import has_costs, table_columns, table_row, verdict_sentence
+from tonari.report.pictures import render
 
 __all__ = ["CellFile", "markdown", "number", "report_lines", "write_report"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tonari.ablate.measure import ACCURACY, Measure, measure_of
 from tonari.ablate.study.config import Study
-from trainer.config.settings import as_tables
+from tonari.trainer.config.settings import as_tables
 
 CellFile = Mapping[str, object]
 """A cell's results, as its JSON file holds them."""

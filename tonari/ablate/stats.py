@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import stdev
 
-from benchmarks.student import reach_of_mean
+from tonari.report.student import reach_of_mean
 
 
 @dataclass(frozen=True)

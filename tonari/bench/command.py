@@ -10,18 +10,18 @@ from typing import Literal
 
 import tyro
 
-from benchmarks.loader.contenders import CONTENDERS, Contender
-from benchmarks.loader.environments import install
-from benchmarks.loader.figures import Record, Settings, Temperature
-from benchmarks.loader.loader import measure_loaders
-from benchmarks.loader.report import plot, table, to_json, write_csv
-from benchmarks.loader.sets import SETS
-from benchmarks.notify import notify_on_stderr
 from dataio.base.filesystem import cache_directory
 from tonari.bench.compare import Compare, bench_compare
-from tonari.bench.exchange import Exchange, bench_exchange
-from tonari.bench.importance import Importance, bench_importance
+from tonari.bench.exchange.command import Exchange, bench_exchange
+from tonari.bench.importance.command import Importance, bench_importance
 from tonari.bench.io import IO, bench_io
+from tonari.bench.loader.contenders import CONTENDERS, Contender
+from tonari.bench.loader.environments import install
+from tonari.bench.loader.figures import Record, Settings, Temperature
+from tonari.bench.loader.loader import measure_loaders
+from tonari.bench.loader.report import plot, table, to_json, write_csv
+from tonari.bench.loader.sets import SETS
+from tonari.bench.notify import notify_on_stderr
 from tonari.outputs import check_results
 
 PEERS = "bench-peers"

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import tyro
 
-from benchmarks.errors import BenchError
-from benchmarks.storage.results.compare import Comparison, compare
-from benchmarks.storage.results.document import read_document
+from tonari.bench.errors import BenchError
+from tonari.bench.storage.results.compare import Comparison, compare
+from tonari.bench.storage.results.document import read_document
 
 INCOMPARABLE = 2
 

@@ -13,20 +13,20 @@ from typing import Annotated, Literal
 import tyro
 from msgspec.structs import replace
 
-from benchmarks.errors import BenchError
-from benchmarks.notify import notify_on_stderr
-from benchmarks.storage.patterns.measure import measure_storage, words_of
-from benchmarks.storage.patterns.options import PATTERNS, StorageOptions
-from benchmarks.storage.patterns.together import TogetherError, agree
-from benchmarks.storage.report.report import write_html, write_png
-from benchmarks.storage.results.csv import write_csv
-from benchmarks.storage.results.dlio import write_summaries
-from benchmarks.storage.results.document import to_document, write_document
-from benchmarks.storage.results.results import Results, Way
-from benchmarks.storage.training.pipeline import PipelineOptions, run_ways
 from dataio.base.filesystem import cache_directory
 from dataio.base.sizes import format_bytes, parse_bytes
 from dataio.world import World, leave_together
+from tonari.bench.errors import BenchError
+from tonari.bench.notify import notify_on_stderr
+from tonari.bench.storage.patterns.measure import measure_storage, words_of
+from tonari.bench.storage.patterns.options import PATTERNS, StorageOptions
+from tonari.bench.storage.patterns.together import TogetherError, agree
+from tonari.bench.storage.report.report import write_html, write_png
+from tonari.bench.storage.results.csv import write_csv
+from tonari.bench.storage.results.dlio import write_summaries
+from tonari.bench.storage.results.document import to_document, write_document
+from tonari.bench.storage.results.results import Results, Way
+from tonari.bench.storage.training.pipeline import PipelineOptions, run_ways
 from tonari.cache.stage import parse_fields
 from tonari.errors import CommandError
 from tonari.meet import meet

@@ -16,7 +16,7 @@ from dataio.source.base import ShardedSource
 from tonari.errors import CommandError
 from tonari.rows.find import find_log
 from tonari.rows.run import RunRows
-from trainer.checkpoint.sums import MANIFEST, check_sums
+from tonari.trainer.checkpoint.sums import MANIFEST, check_sums
 
 CODE = (dataio, shuffle, importance)
 """Packages that decide which rows are trained when."""

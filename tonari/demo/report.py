@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.pages import lay_out, picture
-from benchmarks.pictures import COLOURS, render
-from benchmarks.student import reach_of_mean
+from tonari.report.pages import lay_out, picture
+from tonari.report.pictures import COLOURS, render
+from tonari.report.student import reach_of_mean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

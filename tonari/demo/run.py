@@ -20,15 +20,15 @@ import shuffle
 from dataio import Image, Int, Loader, Reports, Shards, Throttle
 from dataio.rows.samples import Batch
 from tonari.demo.baseline import BaselineBatches, IndexedTar, index_shards
-from trainer.mesh.mesh import axis_sizes, make_mesh
-from trainer.mesh.parallelize import parallelize
-from trainer.mesh.pipeline import Pipeline
-from trainer.mesh.place import place_of
-from trainer.models import SmallCNN
-from trainer.run.schedule import learning_rate
-from trainer.run.step import TakesReports, evaluate, rescore, train_step
-from trainer.run.tasks import Classify
-from trainer.watch.launch import Job, join
+from tonari.trainer.mesh.mesh import axis_sizes, make_mesh
+from tonari.trainer.mesh.parallelize import parallelize
+from tonari.trainer.mesh.pipeline import Pipeline
+from tonari.trainer.mesh.place import place_of
+from tonari.trainer.models import SmallCNN
+from tonari.trainer.run.schedule import learning_rate
+from tonari.trainer.run.step import TakesReports, evaluate, rescore, train_step
+from tonari.trainer.run.tasks import Classify
+from tonari.trainer.watch.launch import Job, join
 
 PROGRESS = "@epoch"
 """Marks the lines by which rank 0 tells the parent how far it is."""

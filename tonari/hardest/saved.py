@@ -16,7 +16,7 @@ def find_saved(path: Path) -> Path:
         CommandError: If there is none.
     """
     # Only here: torch is slow to import
-    from trainer.checkpoint.directory import latest
+    from tonari.trainer.checkpoint.directory import latest
 
     checkpoint = latest(path / "checkpoints") or latest(path) or path
     inside = checkpoint / "loader"

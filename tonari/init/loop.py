@@ -6,7 +6,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dataio
 import shuffle
-from trainer import join
+from tonari.trainer import join
 
 TRAIN = "shards/train-*.tar"
 FIELDS: dict[str, dataio.Field] = {

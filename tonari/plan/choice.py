@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oracle.search.words import why_slower
 from tonari.errors import CommandError
+from tonari.oracle.search.words import why_slower
 from tonari.plan.table import lay_table
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from oracle.cluster.cluster import Cluster
-    from oracle.plan import StepPlan
-    from oracle.probe.probe import Probe
-    from trainer.config.config import Config
+    from tonari.oracle.cluster.cluster import Cluster
+    from tonari.oracle.plan import StepPlan
+    from tonari.oracle.probe.probe import Probe
+    from tonari.trainer.config.config import Config
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,15 @@ def plan_choices(
         probes: A file or a directory.
         overrides: Beside those that each was probed with.
         tries: Further ones to choose among, with each probe.
-        cluster: As of `oracle.plan.plan_step`.
+        cluster: As of `tonari.oracle.plan.plan_step`.
         hidden_fraction: Likewise.
 
     Raises:
         CommandError, ConfigError, OracleError: As reading and planning each do.
     """
-    from oracle.plan import plan_step
-    from oracle.probe.probe import load_probe
-    from trainer.config.config import load_config
+    from tonari.oracle.plan import plan_step
+    from tonari.oracle.probe.probe import load_probe
+    from tonari.trainer.config.config import load_config
 
     found = [load_probe(path) for path in find_probes(probes)]
     choices = []

@@ -14,7 +14,7 @@ from tonari.plan.picture import part_name, plan_bars, search_bars
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from oracle.plan import EpochPlan, StepPlan
+    from tonari.oracle.plan import EpochPlan, StepPlan
     from tonari.plan.choice import Choice
 
 
@@ -68,12 +68,12 @@ def main(argv: list[str]) -> int:
     if len(given.hidden) > 1:
         parser.error("several --hidden are for --search; give one")
     check_output("--timeline", given.timeline)
-    from oracle.cluster.cluster import Cluster, load_cluster
-    from oracle.errors import OracleError
-    from oracle.explain import explain
-    from oracle.learned import learn
-    from oracle.plan import timeline
-    from oracle.probe.probe import Probe, load_probe
+    from tonari.oracle.cluster.cluster import Cluster, load_cluster
+    from tonari.oracle.errors import OracleError
+    from tonari.oracle.explain import explain
+    from tonari.oracle.learned import learn
+    from tonari.oracle.plan import timeline
+    from tonari.oracle.probe.probe import Probe, load_probe
     from tonari.plan.choice import choice_words, plan_choices
     from tonari.plan.explain import explanation_rows, explanation_words
     from tonari.plan.learned import learned_document, learned_words
@@ -128,7 +128,7 @@ def main(argv: list[str]) -> int:
 
 
 def _document(choice: "Choice") -> dict[str, Any]:
-    from trainer.watch.plan import plan_settings
+    from tonari.trainer.watch.plan import plan_settings
 
     planned = choice.plan
     document = {k: v for k, v in asdict(planned).items() if k != "simulation"}
@@ -145,10 +145,10 @@ def _document(choice: "Choice") -> dict[str, Any]:
 
 
 def _search(given: argparse.Namespace, command: str) -> int:
-    from oracle.cluster.cluster import load_cluster
-    from oracle.search.search import search
+    from tonari.oracle.cluster.cluster import load_cluster
+    from tonari.oracle.search.search import search
     from tonari.plan.search import data_choices, search_words
-    from trainer.config.config import load_config
+    from tonari.trainer.config.config import load_config
 
     config, cluster = load_config(given.config, given.overrides), load_cluster(given.cluster)
     epochs = data_choices(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from oracle.explain import Explanation
-    from oracle.paradl import Ring
+    from tonari.oracle.explain import Explanation
+    from tonari.oracle.paradl import Ring
 
 HEAD = ("term", "equation", "by it, s", "simulated, s")
 NOTES = (

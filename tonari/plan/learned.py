@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from oracle.learned import Learned
-    from oracle.plan import EpochPlan
+    from tonari.oracle.learned import Learned
+    from tonari.oracle.plan import EpochPlan
 
 
 def learned_words(epoch: "EpochPlan", learned: "Learned", run: Path, epochs: int) -> list[str]:
@@ -18,8 +18,8 @@ def learned_words(epoch: "EpochPlan", learned: "Learned", run: Path, epochs: int
         run: As it was given.
         epochs: Of the job.
     """
-    from trainer.watch.parts import WORDS
-    from trainer.watch.plan import PARTS
+    from tonari.trainer.watch.parts import WORDS
+    from tonari.trainer.watch.plan import PARTS
 
     scaled, (low_s, high_s) = learned.scale(epoch), learned.range_s(epoch)
     lines = [
@@ -50,7 +50,7 @@ def learned_words(epoch: "EpochPlan", learned: "Learned", run: Path, epochs: int
 
 def learned_document(epoch: "EpochPlan", learned: "Learned", run: Path) -> dict[str, object]:
     """Describe the same for JSON."""
-    from trainer.watch.plan import PARTS
+    from tonari.trainer.watch.plan import PARTS
 
     scaled, (low_s, high_s) = learned.scale(epoch), learned.range_s(epoch)
     return {

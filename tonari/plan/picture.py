@@ -7,11 +7,11 @@ from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
-from benchmarks.pictures import COLOURS, DARK, LIGHT
+from tonari.report.pictures import COLOURS, DARK, LIGHT
 
 if TYPE_CHECKING:
-    from oracle.plan import StepPlan
-    from oracle.search.search import Plans
+    from tonari.oracle.plan import StepPlan
+    from tonari.oracle.search.search import Plans
 
 WIDTH, MARGIN = 960.0, 24.0
 INNER = WIDTH - 2 * MARGIN
@@ -100,7 +100,7 @@ def _style(scheme: Scheme) -> str:
 
 
 def part_name(name: str) -> str:
-    """Name a part of a simulated step, as `oracle.simulate.Span` has it."""
+    """Name a part of a simulated step, as `tonari.oracle.simulate.Span` has it."""
     return "computing" if name == "compute" else f"waiting: {name.replace('_', '-')}"
 
 

@@ -12,8 +12,8 @@ from tonari.outputs import check_output, make_directory
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from oracle.probe.data import DataTimes
-    from oracle.probe.probe import Probe
+    from tonari.oracle.probe.data import DataTimes
+    from tonari.oracle.probe.probe import Probe
 
 MOST_LETTERS = 200
 """Of a file's name, without its end."""
@@ -48,9 +48,9 @@ def main(argv: list[str]) -> int:
         outputs = [given.out]
         check_output("--out", given.out)
     from dataio.world import discover_world
-    from oracle.probe.probe import joined, probe, probe_messages, save_probe
-    from trainer.config.config import load_config
-    from trainer.run.build import lay_out
+    from tonari.oracle.probe.probe import joined, probe, probe_messages, save_probe
+    from tonari.trainer.config.config import load_config
+    from tonari.trainer.run.build import lay_out
 
     with discover_world() as world:
         rank, started, nodes = world.rank, world.world_size, world.num_nodes
@@ -110,8 +110,8 @@ def _words(found: "Probe") -> str:
 
 
 def _link_words(found: "Probe") -> str:
-    from oracle.cluster.probed import measure_link
-    from oracle.probe.messages import EXCHANGE
+    from tonari.oracle.cluster.probed import measure_link
+    from tonari.oracle.probe.messages import EXCHANGE
 
     gbyte_s, latency_us = measure_link(found.between)
     (rows,) = (each for each in found.between if each.kind == EXCHANGE)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.pages import Picture, drawn, lay_out
 from tonari.plan.choice import HEAD, choice_notes, choice_rows
 from tonari.plan.picture import Drawing, part_name, plan_bars, search_bars
 from tonari.plan.search import (
@@ -17,11 +16,12 @@ from tonari.plan.search import (
     unfit_words,
     what_next,
 )
+from tonari.report.pages import Picture, drawn, lay_out
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from oracle.plan import EpochPlan, StepPlan
-    from oracle.search.search import Plans
+    from tonari.oracle.plan import EpochPlan, StepPlan
+    from tonari.oracle.search.search import Plans
     from tonari.plan.choice import Choice
     from tonari.plan.explain import Row
 

@@ -9,9 +9,9 @@ from tonari.plan.table import lay_table
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from oracle.cluster.cluster import Cluster
-    from oracle.search.epoch import Epochs
-    from oracle.search.search import Candidate, Plans
+    from tonari.oracle.cluster.cluster import Cluster
+    from tonari.oracle.search.epoch import Epochs
+    from tonari.oracle.search.search import Candidate, Plans
 
 NEXT = (
     "An estimate by equations, {without}: docs/plan.md says what it leaves out. "
@@ -33,7 +33,7 @@ def data_choices(
         overrides: Of all of them.
         cluster: The machine.
         world_size: Ranks.
-        words: The data, as of `oracle.search.data.read_facts`; None: as a probe timed it.
+        words: The data, as of `tonari.oracle.search.data.read_facts`; None: as a probe timed it.
         probe: Its file.
         tries: Settings to choose among.
         hidden_fractions: Likewise.
@@ -42,10 +42,10 @@ def data_choices(
         CommandError: If a choice is not about the data, or the probe has none.
         ConfigError, OracleError: As reading each does.
     """
-    from oracle.probe.probe import load_probe
-    from oracle.search.data import facts_of_probe, read_facts
-    from oracle.search.epoch import Epochs
-    from trainer.config.config import load_config
+    from tonari.oracle.probe.probe import load_probe
+    from tonari.oracle.search.data import facts_of_probe, read_facts
+    from tonari.oracle.search.epoch import Epochs
+    from tonari.trainer.config.config import load_config
 
     config = load_config(settings, overrides)
     if words:

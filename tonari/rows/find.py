@@ -13,7 +13,7 @@ from dataio.rowlog.files import LOG
 from dataio.rowlog.reading import Logged, read_log
 from dataio.state.snapshot import STATE, find_snapshot, load_state
 from shuffle import Global, Partial
-from trainer.checkpoint.directory import whole_checkpoints
+from tonari.trainer.checkpoint.directory import whole_checkpoints
 
 ROWS = "rows"
 """The log's name beside a run's checkpoints."""

@@ -14,7 +14,7 @@ from dataio.rowlog.attempts import Course
 from dataio.state.snapshot import find_snapshot, load_history
 from tonari.rows.find import saved_place
 from tonari.sparkline import sparkline
-from trainer.checkpoint.directory import whole_checkpoints
+from tonari.trainer.checkpoint.directory import whole_checkpoints
 
 MOST_DRAWN = 10
 """Samples whose losses are drawn on the terminal."""

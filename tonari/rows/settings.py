@@ -7,11 +7,11 @@ from pathlib import Path
 from dataio import Field, Source, open_source
 from tonari.errors import CommandError
 from tonari.rows.run import RunRows, open
-from trainer.config.config import Config
-from trainer.config.saved import read_settings
-from trainer.errors import ConfigError
-from trainer.run.build import make_fields, training_source
-from trainer.run.own import Own
+from tonari.trainer.config.config import Config
+from tonari.trainer.config.saved import read_settings
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.run.build import make_fields, training_source
+from tonari.trainer.run.own import Own
 
 SETTINGS = "config.json"
 

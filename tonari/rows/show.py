@@ -14,7 +14,7 @@ from tonari.hardest.page import rows_page
 from tonari.hardest.samples import find_image, find_label, find_name, read_field
 from tonari.rows.run import RunRows
 from tonari.rows.texts import read_texts
-from trainer.config.config import Config
+from tonari.trainer.config.config import Config
 
 MOST_PICTURES = 500
 

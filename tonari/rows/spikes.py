@@ -15,8 +15,8 @@ from dataio.base.errors import DamagedFileError
 from dataio.base.lines import read_checked_lines
 from tonari.rows.run import RunRows
 from tonari.rows.settings import SETTINGS
-from trainer.checkpoint.directory import read_progress, whole_checkpoints
-from trainer.config.saved import read_settings
+from tonari.trainer.checkpoint.directory import read_progress, whole_checkpoints
+from tonari.trainer.config.saved import read_settings
 
 NEAR = 50
 """Lines before one, and behind it, that it is compared with."""

@@ -6,10 +6,10 @@ from numpy.typing import NDArray
 from dataio import FieldError, Source, Text
 from dataio.source.text.tokenizer import BYTES, open_tokenizer
 from tonari.hardest.samples import read_field
-from trainer.config.config import Config
-from trainer.run.build import make_fields
-from trainer.run.own import Own
-from trainer.run.packed import packed_info
+from tonari.trainer.config.config import Config
+from tonari.trainer.run.build import make_fields
+from tonari.trainer.run.own import Own
+from tonari.trainer.run.packed import packed_info
 
 TEXT_KEYS = ("txt", "text", "caption", "content")
 """Under which one of these a text may stand; the first that is there is taken."""

@@ -28,8 +28,8 @@ def main(argv: list[str]) -> int:
     if given.plan and given.dry_run:
         parser.error("--plan is held against a run, and --dry-run starts none; leave one out")
     # Only now: `--help` and wrong arguments should not wait for torch.
-    from trainer.config.config import load_config
-    from trainer.run.skips import parse_skips
+    from tonari.trainer.config.config import load_config
+    from tonari.trainer.run.skips import parse_skips
 
     config = load_config(given.config, given.overrides)
     if given.dry_run:
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
             as_json=given.json,
         )  # fmt: skip
         return 0
-    from trainer.run.loop import train
+    from tonari.trainer.run.loop import train
 
     train(
         config, resume=given.resume, metrics_path=given.metrics, plan=given.plan,

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 
-from oracle import Operator, Traffic, trace_step, traffic
+from tonari.oracle import Operator, Traffic, trace_step, traffic
 from tonari.sizes import format_bytes
-from trainer.config.config import Config
-from trainer.mesh.mesh import AXES
-from trainer.run.crossings import Crossing
-from trainer.run.deliveries import Delivery
-from trainer.run.dry_run import DryRun, PipelineRank, dry_run
+from tonari.trainer.config.config import Config
+from tonari.trainer.mesh.mesh import AXES
+from tonari.trainer.run.crossings import Crossing
+from tonari.trainer.run.deliveries import Delivery
+from tonari.trainer.run.dry_run import DryRun, PipelineRank, dry_run
 
 MOST_KINDS = 16
 """Of ways in which replicas are fed; more are not listed."""

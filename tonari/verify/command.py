@@ -16,8 +16,8 @@ from tonari.errors import CommandError
 from tonari.names import EXAMPLES
 
 if TYPE_CHECKING:
-    from trainer.config.config import Config
-    from trainer.run.verify.checking import Verdict
+    from tonari.trainer.config.config import Config
+    from tonari.trainer.run.verify.checking import Verdict
 
 REASON = re.compile(r"\[rank \d+\] (?:rank \d+.*? failed: |uncaught )(.*)")
 ABORTED = re.compile(r"what\(\): +(.*)")
@@ -52,9 +52,9 @@ def main(argv: list[str]) -> int:
             "ranks of each mesh itself, on this machine"
         )
     # Only now: `--help` and wrong arguments should not wait for torch.
+    from tonari.trainer.config.config import load_config
     from tonari.verify.meshes import overrides_of, own_overrides, split_arguments
     from tonari.verify.report import document, table
-    from trainer.config.config import load_config
 
     overrides, names = split_arguments(given.arguments)
     dtype = () if any(each.startswith("mesh.dtype=") for each in overrides) else DOUBLE
@@ -93,8 +93,8 @@ def verify_mesh(
     """
     from tonari.mpi import mpiexec_command
     from tonari.processes import run_group
-    from trainer.run.own import Own
-    from trainer.run.verify.checking import (
+    from tonari.trainer.run.own import Own
+    from tonari.trainer.run.verify.checking import (
         Verdict,
         compare_recorded,
         layers_of,

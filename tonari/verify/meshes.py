@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import get_args
 
 from tonari.errors import CommandError
-from trainer.config.config import MeshConfig
-from trainer.mesh.place import Schedule
+from tonari.trainer.config.config import MeshConfig
+from tonari.trainer.mesh.place import Schedule
 
 AXES = {"pp": "pp", "dp": "dp_replicate", "fsdp": "dp_shard", "cp": "cp", "tp": "tp"}
 PART = re.compile(rf"({'|'.join(AXES)})(\d+)")

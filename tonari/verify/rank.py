@@ -7,9 +7,9 @@ overrides.
 import sys
 from pathlib import Path
 
-from trainer.config.config import load_config
-from trainer.run.own import Own
-from trainer.run.verify.checking import run_on_mesh
+from tonari.trainer.config.config import load_config
+from tonari.trainer.run.own import Own
+from tonari.trainer.run.verify.checking import run_on_mesh
 
 
 def main(argv: list[str]) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from trainer.run.verify.checking import Verdict
-from trainer.run.verify.compare import FIGURES
+from tonari.trainer.run.verify.checking import Verdict
+from tonari.trainer.run.verify.compare import FIGURES
 
 SHOWN = 3
 """Differences that are listed of a mesh."""

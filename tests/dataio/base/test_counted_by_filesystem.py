@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.storage.site.counters import Counters
-from benchmarks.storage.site.site import describe_site
 from dataio import Bytes, Int, Loader, NodeCache, Reports, Workers
 from dataio.rows.fields import Field
 from dataio.source import Storage, open_source
 from tests.dataio.source.shards import numbered, write_tar
 from tests.slowfs import SlowDirectory, slowfs, what_is_missing
+from tonari.bench.storage.site.counters import Counters
+from tonari.bench.storage.site.site import describe_site
 
 pytestmark = pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing())
 FIELDS: dict[str, Field] = {"data": Bytes("bin"), "label": Int("cls")}

@@ -14,8 +14,8 @@ from tests.faults.kill.job import NUM_SAMPLES, Options, outcome
 from tests.faults.kill.train_job import NUM_SAMPLES as NUM_TRAINED
 from tests.faults.kill.train_job import TrainOptions
 from tests.trainer.run.runs import lines
-from trainer.checkpoint.directory import latest
-from trainer.checkpoint.export import read_checkpoint
+from tonari.trainer.checkpoint.directory import latest
+from tonari.trainer.checkpoint.export import read_checkpoint
 
 Record = dict[str, Any]
 AnyOptions = Options | TrainOptions

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import dataio.store.staging
-import trainer.watch.stop
+import tonari.trainer.watch.stop
 from dataio import Loader
 from tests.faults.kill.job import TIMEOUT_S
 from tests.faults.kill.points import Kill, Log, Points
 from tests.trainer.digits import write_config
 from tonari import cli
-from trainer.checkpoint.checkpoint import Checkpoints
-from trainer.checkpoint.directory import latest, read_progress
+from tonari.trainer.checkpoint.checkpoint import Checkpoints
+from tonari.trainer.checkpoint.directory import latest, read_progress
 
 NUM_SAMPLES = 70
 SEAL_BYTES = 700
@@ -107,7 +107,7 @@ def run(argument: dict[str, Any]) -> None:
     for module, name, value in (
         (dataio.store.staging, "SEAL_BYTES", SEAL_BYTES),
         # A signal is noticed after each step, however short.
-        (trainer.watch.stop, "ASK_S", 0),
+        (tonari.trainer.watch.stop, "ASK_S", 0),
     ):
         assert hasattr(module, name), f"{module.__name__} has no {name}: name what is so now"
         setattr(module, name, value)

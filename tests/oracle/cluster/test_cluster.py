@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from oracle.cluster.cluster import Cluster, Level, load_cluster
-from oracle.cluster.links import lay_route
-from oracle.cluster.machine import Nodes
-from oracle.errors import OracleError
-from oracle.machine import OneNode
 from tests.multirank import ROOT
+from tonari.oracle.cluster.cluster import Cluster, Level, load_cluster
+from tonari.oracle.cluster.links import lay_route
+from tonari.oracle.cluster.machine import Nodes
+from tonari.oracle.errors import OracleError
+from tonari.oracle.machine import OneNode
 
 EXAMPLES = sorted((ROOT / "examples" / "clusters").glob("*.toml"))
 MIB = 1 << 20

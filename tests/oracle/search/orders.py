@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 from torch.distributed.pipelining.schedules import _ComputationType, get_schedule_class
 
-from trainer.mesh.pipeline import TORCH_NAMES
-from trainer.mesh.place import Schedule, num_stages, stages_of
+from tonari.trainer.mesh.pipeline import TORCH_NAMES
+from tonari.trainer.mesh.place import Schedule, num_stages, stages_of
 
 KINDS = {
     _ComputationType.FORWARD: ("forward", 1.0, 0.0),

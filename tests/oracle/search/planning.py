@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainer.config.config import Config, load_config
+from tonari.trainer.config.config import Config, load_config
 
 GPT = """
 [data]

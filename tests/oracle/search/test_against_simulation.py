@@ -10,20 +10,20 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from oracle import plan as plan_module
-from oracle.cluster.cluster import Cluster, Host, Level, Storage
-from oracle.cluster.links import lay_route
-from oracle.plan import EpochPlan, plan_step
-from oracle.probe.data import DataTimes
-from oracle.probe.probe import Probe, step_settings
-from oracle.record import Message, Wait
-from oracle.search.choices import Group
-from oracle.search.data import facts_of_probe
-from oracle.search.epoch import Epochs, Fed
-from oracle.stopwatch import Timed
 from tests.oracle.search.planning import load
 from tests.oracle.search.test_epoch import IMAGES
-from trainer.config.config import Config
+from tonari.oracle import plan as plan_module
+from tonari.oracle.cluster.cluster import Cluster, Host, Level, Storage
+from tonari.oracle.cluster.links import lay_route
+from tonari.oracle.plan import EpochPlan, plan_step
+from tonari.oracle.probe.data import DataTimes
+from tonari.oracle.probe.probe import Probe, step_settings
+from tonari.oracle.record import Message, Wait
+from tonari.oracle.search.choices import Group
+from tonari.oracle.search.data import facts_of_probe
+from tonari.oracle.search.epoch import Epochs, Fed
+from tonari.oracle.stopwatch import Timed
+from tonari.trainer.config.config import Config
 
 BATCH, CORES = 8, 1000
 FORWARD_S = 0.02

@@ -8,18 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from oracle.cluster.cluster import Cluster, Host, Storage
-from oracle.errors import OracleError
-from oracle.search import search as search_module
-from oracle.search.choices import Group
-from oracle.search.data import DataFacts, facts_of_probe, read_facts
-from oracle.search.epoch import Epochs, Fed, share_link
-from oracle.search.search import _prepare, search
 from tests.oracle.search.planning import load
 from tests.oracle.search.test_search import CLUSTER
 from tests.oracle.test_feeds import DATA
+from tonari.oracle.cluster.cluster import Cluster, Host, Storage
+from tonari.oracle.errors import OracleError
+from tonari.oracle.search import search as search_module
+from tonari.oracle.search.choices import Group
+from tonari.oracle.search.data import DataFacts, facts_of_probe, read_facts
+from tonari.oracle.search.epoch import Epochs, Fed, share_link
+from tonari.oracle.search.search import _prepare, search
 from tonari.plan.search import search_words
-from trainer.config.config import Config
+from tonari.trainer.config.config import Config
 
 FACTS = DataFacts(num_rows=1600, row_bytes=1000.0)
 GROUP = Group((1, 4, 1, 1, 1), 4, 1)

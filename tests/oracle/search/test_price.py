@@ -7,17 +7,17 @@ from typing import get_args
 
 import pytest
 
-from oracle.cluster.cluster import Cluster, Device, Level
-from oracle.search.choices import Group, Variant
-from oracle.search.parts import WHOLE, Parts, Work
-from oracle.search.price import Pricing, bubble_s, work_s
 from tests.oracle.search.orders import idle_s
 from tests.oracle.search.planning import load
-from trainer.errors import ConfigError
-from trainer.mesh.pipeline import check_microbatches
-from trainer.mesh.place import Schedule
-from trainer.run.build import make_without_data
-from trainer.run.own import Own
+from tonari.oracle.cluster.cluster import Cluster, Device, Level
+from tonari.oracle.search.choices import Group, Variant
+from tonari.oracle.search.parts import WHOLE, Parts, Work
+from tonari.oracle.search.price import Pricing, bubble_s, work_s
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.pipeline import check_microbatches
+from tonari.trainer.mesh.place import Schedule
+from tonari.trainer.run.build import make_without_data
+from tonari.trainer.run.own import Own
 
 DEVICE = Device(tflops=100, efficiency=0.5, memory_gbyte_s=1000, memory_gib=1, launch_us=0)
 ONE = Variant("1f1b", 1, "none", False)

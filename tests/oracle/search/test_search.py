@@ -7,21 +7,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from oracle.cluster.cluster import Cluster, Device, Host, Level
-from oracle.errors import OracleError
-from oracle.search.choices import Choices, Group, Variant, overrides
-from oracle.search.memory import MemoryOf
-from oracle.search.price import Pricing
-from oracle.search.search import Plans, _Found, _prepare, _Prices, search
-from oracle.search.words import why_slower
 from tests.oracle.search.planning import load
+from tonari.oracle.cluster.cluster import Cluster, Device, Host, Level
+from tonari.oracle.errors import OracleError
+from tonari.oracle.search.choices import Choices, Group, Variant, overrides
+from tonari.oracle.search.memory import MemoryOf
+from tonari.oracle.search.price import Pricing
+from tonari.oracle.search.search import Plans, _Found, _prepare, _Prices, search
+from tonari.oracle.search.words import why_slower
 from tonari.plan.search import search_words
-from trainer.config.config import Config
-from trainer.errors import ConfigError
-from trainer.mesh.recompute import Checkpointing
-from trainer.run.build import lay_out
-from trainer.run.dry_run import dry_run
-from trainer.run.own import Own
+from tonari.trainer.config.config import Config
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.recompute import Checkpointing
+from tonari.trainer.run.build import lay_out
+from tonari.trainer.run.dry_run import dry_run
+from tonari.trainer.run.own import Own
 
 DEVICE = Device(tflops=1e-3, memory_gbyte_s=1, memory_gib=1, launch_us=1)
 CLUSTER = Cluster(

@@ -8,19 +8,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from oracle.cluster.cluster import Cluster, Device, Host, Level
-from oracle.search.choices import Choices, Group, Variant, overrides
-from oracle.search.memory import MemoryOf
-from oracle.search.price import Pricing
-from oracle.search.search import Chosen, _Found, _prepare, _Prices, estimate, search
-from oracle.search.words import why_slower
 from tests.oracle.search.planning import load
+from tonari.oracle.cluster.cluster import Cluster, Device, Host, Level
+from tonari.oracle.search.choices import Choices, Group, Variant, overrides
+from tonari.oracle.search.memory import MemoryOf
+from tonari.oracle.search.price import Pricing
+from tonari.oracle.search.search import Chosen, _Found, _prepare, _Prices, estimate, search
+from tonari.oracle.search.words import why_slower
 from tonari.plan.search import search_words
-from trainer.config.config import Config
-from trainer.mesh.recompute import Checkpointing
-from trainer.mesh.swap import swapped_blocks
-from trainer.run.dry_run import dry_run
-from trainer.run.own import Own
+from tonari.trainer.config.config import Config
+from tonari.trainer.mesh.recompute import Checkpointing
+from tonari.trainer.mesh.swap import swapped_blocks
+from tonari.trainer.run.dry_run import dry_run
+from tonari.trainer.run.own import Own
 
 DEVICE = Device(tflops=1e-3, memory_gbyte_s=1, memory_gib=1, launch_us=1)
 RATE = 0.05
@@ -273,7 +273,7 @@ def test_the_search_names_what_swaps_and_a_config_s_own_is_priced_alike(tmp_path
 
 
 def waits(num_blocks: int, count: int, copy_s: float, *, back_s: float) -> tuple[float, float]:
-    """Follow `trainer.mesh.swap.Swap` over a stage whose blocks take 1 s forward: what it waits."""
+    """Follow `Swap` over a stage whose blocks take 1 s forward: what it waits."""
     chosen = swapped_blocks(range(num_blocks), count)
     now = lane = 0.0
     leaving: list[int] = []

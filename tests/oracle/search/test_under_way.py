@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from tests.oracle.search.orders import orders
-from trainer.mesh.place import num_stages
-from trainer.run.build import Layout
-from trainer.run.memory import under_way
+from tonari.trainer.mesh.place import num_stages
+from tonari.trainer.run.build import Layout
+from tonari.trainer.run.memory import under_way
 
 
 @pytest.mark.parametrize(

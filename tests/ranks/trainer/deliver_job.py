@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from tests.trainer.mesh.meshes import train
-from trainer.mesh.place import place_of
-from trainer.watch.launch import join
+from tonari.trainer.mesh.place import place_of
+from tonari.trainer.watch.launch import join
 
 MESHES = {"pp2tp2": (2, 1, 2), "pp4": (4, 1, 1)}
 

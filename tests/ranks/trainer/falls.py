@@ -21,14 +21,14 @@ from torch import nn
 
 import dataio.batch.assemble
 import dataio.store.staging
-import trainer.checkpoint.checkpoint
-import trainer.deliver.relay
-import trainer.run.loop
-import trainer.watch.stop
-from trainer.config.config import load_config
-from trainer.deliver.ring import Ring
-from trainer.models.transformer import Block
-from trainer.watch.launch import join
+import tonari.trainer.checkpoint.checkpoint
+import tonari.trainer.deliver.relay
+import tonari.trainer.run.loop
+import tonari.trainer.watch.stop
+from tonari.trainer.config.config import load_config
+from tonari.trainer.deliver.ring import Ring
+from tonari.trainer.models.transformer import Block
+from tonari.trainer.watch.launch import join
 
 STEP = 9
 """In the second epoch: rows are hidden, and a checkpoint is there to go on from."""
@@ -61,7 +61,7 @@ def fall(way: str, report: Path) -> None:
             raise ValueError("this rank is on fire")
         os.kill(find_launcher() if way == "launcher" else os.getpid(), SIGNALS[way])
         if way == "twice":
-            trainer.watch.stop.AGAIN_S = 0.0
+            tonari.trainer.watch.stop.AGAIN_S = 0.0
             os.kill(os.getpid(), SIGNALS[way])
 
 
@@ -92,7 +92,11 @@ class Armed:
         self._where, self._rank, self._falls = where, rank, falls
         self._steps, self._evaluates = 0, False
         for name in ("build_parallel", "train_step", "evaluate"):
-            setattr(trainer.run.loop, name, getattr(self, name)(getattr(trainer.run.loop, name)))
+            setattr(
+                tonari.trainer.run.loop,
+                name,
+                getattr(self, name)(getattr(tonari.trainer.run.loop, name)),
+            )
 
     def build_parallel(self, made: Callable[..., Any]) -> Callable[..., Any]:
         def build(*args: Any) -> Any:
@@ -141,12 +145,12 @@ def plant(way: str, where: str, rank: int, report: Path) -> None:
     def falls() -> None:
         fall(way, report)
 
-    relay = trainer.deliver.relay
+    relay = tonari.trainer.deliver.relay
     places: dict[str, tuple[object, str, int]] = {
         "decode": (dataio.batch.assemble.Assembler, "run", BATCH * PARTS),
         "delivery": (relay.Inlet if rank else relay.Outlet, "_take" if rank else "hand_on", BATCH),
         "opening": (relay.Inlet, "_open", 1),
-        "checkpoint": (trainer.checkpoint.checkpoint, "write_sums", 2),
+        "checkpoint": (tonari.trainer.checkpoint.checkpoint, "write_sums", 2),
         "staging": (dataio.store.staging.StagingRun, "_read_piece", 1),
     }
     if where in places:
@@ -171,18 +175,18 @@ def watch_rings(report: Path) -> None:
 
 def tell_pid(report: Path) -> None:
     """Tell each rank's process as soon as it knows its rank."""
-    build: Callable[..., Any] = getattr(trainer.run.loop, "build_parallel")  # noqa: B009
+    build: Callable[..., Any] = getattr(tonari.trainer.run.loop, "build_parallel")  # noqa: B009
 
     def tell(*args: Any) -> Any:
         (report / f"{dist.get_rank()}.pid").write_text(str(os.getpid()))
         return build(*args)
 
-    setattr(trainer.run.loop, "build_parallel", tell)  # noqa: B010
+    setattr(tonari.trainer.run.loop, "build_parallel", tell)  # noqa: B010
 
 
 def train(config: Path, case: str, report: Path) -> dict[str, Any]:
     given = [override for override in case.split("|") if not override.startswith("fall=")]
-    summary = trainer.run.loop.train(load_config(config, given))
+    summary = tonari.trainer.run.loop.train(load_config(config, given))
     return {
         "steps": summary.progress.steps, "finished": summary.finished, "by": summary.stopped_by,
     }  # fmt: skip

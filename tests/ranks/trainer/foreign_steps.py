@@ -14,15 +14,15 @@ from torch.distributed.tensor import DTensor
 
 from tests.trainer.foreign_models import NUM_ROWS, batch_of, make, task_of
 from tests.trainer.mesh.same_weights import same_weights
-from trainer.checkpoint.state import plain_name
-from trainer.mesh.mesh import make_mesh
-from trainer.mesh.parallelize import average_buffers, parallelize
-from trainer.mesh.pipeline import Pipeline
-from trainer.mesh.place import Schedule, place_of
-from trainer.mesh.swap import Swap
-from trainer.models import deferred
-from trainer.run.step import train_step
-from trainer.watch.launch import join
+from tonari.trainer.checkpoint.state import plain_name
+from tonari.trainer.mesh.mesh import make_mesh
+from tonari.trainer.mesh.parallelize import average_buffers, parallelize
+from tonari.trainer.mesh.pipeline import Pipeline
+from tonari.trainer.mesh.place import Schedule, place_of
+from tonari.trainer.mesh.swap import Swap
+from tonari.trainer.models import deferred
+from tonari.trainer.run.step import train_step
+from tonari.trainer.watch.launch import join
 
 MICROBATCHES = 4
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.trainer.mesh.same_weights import same_weights
-from trainer.mesh.mesh import make_mesh
-from trainer.mesh.parallelize import parallelize
-from trainer.mesh.place import place_of
-from trainer.models import GPT, Llama, ResNet, SmallCNN, StagedModel, ViT, deferred, seeded
-from trainer.models.resnet50 import ResNet50
-from trainer.watch.launch import join
+from tonari.trainer.mesh.mesh import make_mesh
+from tonari.trainer.mesh.parallelize import parallelize
+from tonari.trainer.mesh.place import place_of
+from tonari.trainer.models import GPT, Llama, ResNet, SmallCNN, StagedModel, ViT, deferred, seeded
+from tonari.trainer.models.resnet50 import ResNet50
+from tonari.trainer.watch.launch import join
 
 MAKERS: dict[str, Callable[[], StagedModel]] = {
     "cnn": lambda: SmallCNN(4, 3, 16),

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.trainer.watch.watched import train_watched
-from trainer.watch.launch import join
+from tonari.trainer.watch.launch import join
 
 
 def main() -> None:

@@ -16,13 +16,13 @@ from torch.distributed.tensor import DTensor
 
 from tests.trainer.mesh.same_weights import same_weights
 from tests.trainer.mesh.tiny_models import NUM_ROWS, TEXT, batch_of, make, one_process, task_of
-from trainer.mesh.average import average_gradients
-from trainer.mesh.mesh import make_mesh
-from trainer.mesh.parallelize import left_whole, parallelize
-from trainer.mesh.swap import Swap
-from trainer.models import deferred
-from trainer.run.tasks import NextToken
-from trainer.watch.launch import join
+from tonari.trainer.mesh.average import average_gradients
+from tonari.trainer.mesh.mesh import make_mesh
+from tonari.trainer.mesh.parallelize import left_whole, parallelize
+from tonari.trainer.mesh.swap import Swap
+from tonari.trainer.models import deferred
+from tonari.trainer.run.tasks import NextToken
+from tonari.trainer.watch.launch import join
 
 
 def main() -> None:

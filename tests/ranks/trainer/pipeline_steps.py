@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from tests.trainer.toy import Places, gradients, make_batch, make_toy, spread
-from trainer.errors import ConfigError
-from trainer.mesh.clip import clip_gradients
-from trainer.mesh.mesh import make_mesh
-from trainer.mesh.pipeline import Pipeline, Scored
-from trainer.mesh.place import Schedule, place_of
-from trainer.mesh.stage import check_same
-from trainer.run.step import evaluate
-from trainer.watch.launch import join
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.clip import clip_gradients
+from tonari.trainer.mesh.mesh import make_mesh
+from tonari.trainer.mesh.pipeline import Pipeline, Scored
+from tonari.trainer.mesh.place import Schedule, place_of
+from tonari.trainer.mesh.stage import check_same
+from tonari.trainer.run.step import evaluate
+from tonari.trainer.watch.launch import join
 
 
 def run_case(rank: int, case: str) -> dict[str, Any]:

@@ -11,13 +11,13 @@ import torch
 
 from tests.trainer.deliver.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
 from tests.trainer.run.alone import one_stage, step_loss
-from trainer.checkpoint.checkpoint import Checkpoints
-from trainer.checkpoint.directory import Progress
-from trainer.checkpoint.restore import find, restore
-from trainer.mesh.mesh import axis_sizes, make_mesh
-from trainer.mesh.parallelize import parallelize
-from trainer.models import SmallCNN, seeded
-from trainer.watch.launch import join
+from tonari.trainer.checkpoint.checkpoint import Checkpoints
+from tonari.trainer.checkpoint.directory import Progress
+from tonari.trainer.checkpoint.restore import find, restore
+from tonari.trainer.mesh.mesh import axis_sizes, make_mesh
+from tonari.trainer.mesh.parallelize import parallelize
+from tonari.trainer.models import SmallCNN, seeded
+from tonari.trainer.watch.launch import join
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.student import t_quantile
 from tests.tonari.ablate.study import STUDY, make_study
 from tonari import cli
 from tonari.ablate.stats import (
@@ -23,7 +22,8 @@ from tonari.ablate.stats import (
     verdict,
 )
 from tonari.ablate.study.config import load_study
-from trainer.errors import ConfigError
+from tonari.report.student import t_quantile
+from tonari.trainer.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 

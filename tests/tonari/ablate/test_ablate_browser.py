@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from PIL import Image, ImageColor
 
-from benchmarks.pictures import COLOURS
 from tests.browser import browse, needs_browser
 from tests.tonari.ablate.study_cells import (
     EPOCHS_CONTROL,
@@ -17,6 +16,7 @@ from tests.tonari.ablate.study_cells import (
 )
 from tonari.ablate.plots import CONTROL_STYLES
 from tonari.ablate.report import write_report
+from tonari.report.pictures import COLOURS
 
 ARMS: dict[str, tuple[Mapping[str, object], int, int]] = {
     "Full": ({}, 100, 90),

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from PIL import Image
 
-from benchmarks import pages
-from benchmarks.pictures import DARK, LIGHT, darkened, render
 from tests.tonari.ablate.study_cells import (
     EPOCHS_CONTROL,
     POLICY,
@@ -31,6 +29,8 @@ from tonari.ablate.report import write_report
 from tonari.ablate.results import gather_arms
 from tonari.ablate.stats import Difference, paired_ratio
 from tonari.ablate.words import verdict_sentence
+from tonari.report import pages
+from tonari.report.pictures import DARK, LIGHT, darkened, render
 
 # Seconds and points of each arm: the lines of both controls run through (50, 80) and (100, 90)
 ARMS = {

@@ -15,7 +15,7 @@ from tonari.ablate.study.config import SettingsConfig, load_study
 from tonari.ablate.study.corrupt import Found, corrupt
 from tonari.ablate.study.data import LabelledImages
 from tonari.ablate.study.run import train_cell
-from trainer.errors import ConfigError
+from tonari.trainer.errors import ConfigError
 
 NUM, CLASSES = 400, 4
 

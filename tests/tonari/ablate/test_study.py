@@ -28,7 +28,7 @@ from tonari.ablate.study.order import (
 from tonari.ablate.study.replicas import ManyModels, OneModel
 from tonari.ablate.study.run import train_cell
 from tonari.ablate.study.training import Point
-from trainer.errors import ConfigError
+from tonari.trainer.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "shuffle_study.toml"
 SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}

@@ -23,8 +23,8 @@ from tonari.ablate.study.data import draw_subsets
 from tonari.ablate.study.identity import code_key
 from tonari.ablate.study.replicas import OneModel
 from tonari.ablate.study.run import CellResult, train_cell
-from trainer.config.settings import build_section
-from trainer.errors import ConfigError
+from tonari.trainer.config.settings import build_section
+from tonari.trainer.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "selection_study.toml"
 OWN = """

@@ -4,7 +4,7 @@ import pytest
 
 from tests.tonari.ablate.test_study_importance import write
 from tonari.ablate.study.config import load_study
-from trainer.errors import ConfigError
+from tonari.trainer.errors import ConfigError
 
 
 def test_a_grid_makes_an_arm_of_each_combination(tmp_path):

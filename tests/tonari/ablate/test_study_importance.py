@@ -32,8 +32,8 @@ from tonari.ablate.study.importance import EpochReports, Memory
 from tonari.ablate.study.order import epoch_batches
 from tonari.ablate.study.run import CellResult, train_cell
 from tonari.ablate.study.training import Training
-from trainer.config.settings import build_section
-from trainer.errors import ConfigError
+from tonari.trainer.config.settings import build_section
+from tonari.trainer.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "importance_study.toml"
 NUM_SAMPLES, EPOCHS, BATCH, SEED = 101, 5, 3, 7

@@ -20,8 +20,8 @@ from tonari.ablate.study.data import LabelledText, load_text
 from tonari.ablate.study.replicas import OneModel
 from tonari.ablate.study.run import train_cell
 from tonari.ablate.study.tasks import NextByte, row_outcome
-from trainer.config.settings import build_section
-from trainer.errors import ConfigError
+from tonari.trainer.config.settings import build_section
+from tonari.trainer.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "text_study.toml"
 PLAYS = Path(__file__).parents[4] / "shared" / "data" / "tinyshakespeare.txt"

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.loader.contenders import CONTENDERS, HEADLINE, Contender
-from benchmarks.loader.environments import interpreter
-from benchmarks.loader.figures import EpochFigures, Record, Settings, compare
-from benchmarks.loader.loader import measure_loaders
-from benchmarks.loader.peers.harness import DeliveredBatch, label_spread, mismatched
-from benchmarks.loader.peers.pixels import decode
-from benchmarks.loader.report import ratios, table
-from benchmarks.loader.sets import SETS, SetSpec, make_set, open_set
 from tonari import cli
+from tonari.bench.loader.contenders import CONTENDERS, HEADLINE, Contender
+from tonari.bench.loader.environments import interpreter
+from tonari.bench.loader.figures import EpochFigures, Record, Settings, compare
+from tonari.bench.loader.loader import measure_loaders
+from tonari.bench.loader.peers.harness import DeliveredBatch, label_spread, mismatched
+from tonari.bench.loader.peers.pixels import decode
+from tonari.bench.loader.report import ratios, table
+from tonari.bench.loader.sets import SETS, SetSpec, make_set, open_set
 
 pytestmark = pytest.mark.thorough
 
@@ -24,7 +24,7 @@ TINY = SetSpec(name="tiny", num_samples=128, sample_bytes=64, batch_size=16)
 FAKE_PEER = '''
 """A loader in order, which {what}."""
 import numpy as np
-from benchmarks.loader.peers.harness import DeliveredBatch, Feed, run
+from tonari.bench.loader.peers.harness import DeliveredBatch, Feed, run
 
 def prepare(task):
     (task.open_source(), __import__("pathlib").Path(task.prepared).mkdir())

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from benchmarks.storage.results.document import write_document
-from tests.benchmarks.storage.fabricated import make_results
+from tests.tonari.bench.storage.fabricated import make_results
 from tonari import cli
 from tonari.bench.compare import amount
+from tonari.bench.storage.results.document import write_document
 
 
 @pytest.fixture

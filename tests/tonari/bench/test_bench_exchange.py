@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.errors import BenchError
-from benchmarks.exchange.exchange import SETS, Case, lines
-from benchmarks.exchange.report import goals, rows, table, write_csv
-from benchmarks.exchange.task import Epoch, Step, Task
-from benchmarks.exchange.ways import Gets, OneByOne
 from dataio.plan.layout import Layout
 from dataio.plan.policies import ExchangeContext, RowStore
 from dataio.rows.rows import IdStore
 from dataio.world import World, run_threads, thread_worlds
 from tonari import cli
+from tonari.bench.errors import BenchError
+from tonari.bench.exchange.exchange import SETS, Case, lines
+from tonari.bench.exchange.report import goals, rows, table, write_csv
+from tonari.bench.exchange.task import Epoch, Step, Task
+from tonari.bench.exchange.ways import Gets, OneByOne
 
 
 def epoch(way: str, fraction: float, repeat: int, epoch_s: float, **changes: object) -> Epoch:

@@ -7,7 +7,7 @@ import pytest
 from importance import policies
 from importance.threshold import lowest
 from tonari import cli
-from tonari.bench.importance import table
+from tonari.bench.importance.command import table
 
 SMALL = "bench importance --rows 20000 --pools 3 --repeats 1 --steps 3 --step 0.001".split()
 
@@ -38,7 +38,7 @@ def test_rows_that_sorting_would_not_choose_end_in_a_failure(capsys, monkeypatch
     def one_less(keys, count, total, *, num_bits):
         return lowest(keys, count, total, num_bits=num_bits)[1:]
 
-    monkeypatch.setattr("benchmarks.studies.importance.lowest", one_less)
+    monkeypatch.setattr("tonari.bench.importance.questions.lowest", one_less)
     assert cli.main([*SMALL, "--questions", "threshold"]) == 1
     assert "pools chose 3 rows otherwise than sorting" in capsys.readouterr().err
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.watch.launch import join
+from tonari.trainer.watch.launch import join
 
 
 @pytest.fixture

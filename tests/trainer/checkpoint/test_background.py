@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.trainer.checkpoint.start import Start
-from trainer.checkpoint import checkpoint
-from trainer.checkpoint.checkpoint import Checkpoints
-from trainer.checkpoint.restore import find
-from trainer.checkpoint.sums import write_sums
-from trainer.errors import CheckpointError
+from tonari.trainer.checkpoint import checkpoint
+from tonari.trainer.checkpoint.checkpoint import Checkpoints
+from tonari.trainer.checkpoint.restore import find
+from tonari.trainer.checkpoint.sums import write_sums
+from tonari.trainer.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 

@@ -9,10 +9,10 @@ from torch import nn
 from tests.cases import diagonal
 from tests.trainer.checkpoint.start import Start
 from tests.trainer.deliver.fake_loader import FakeLoader, whole_weights
-from trainer.checkpoint.checkpoint import Checkpoints
-from trainer.checkpoint.directory import Progress, latest
-from trainer.checkpoint.restore import find, restore
-from trainer.errors import CheckpointError
+from tonari.trainer.checkpoint.checkpoint import Checkpoints
+from tonari.trainer.checkpoint.directory import Progress, latest
+from tonari.trainer.checkpoint.restore import find, restore
+from tonari.trainer.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 

@@ -8,8 +8,8 @@ from torch.distributed.checkpoint import state_dict_saver
 
 from tests.trainer.checkpoint.start import Start
 from tests.trainer.deliver.fake_loader import FakeLoader
-from trainer.checkpoint import checkpoint
-from trainer.checkpoint.directory import latest
+from tonari.trainer.checkpoint import checkpoint
+from tonari.trainer.checkpoint.directory import latest
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 

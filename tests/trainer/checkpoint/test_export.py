@@ -13,12 +13,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimi
 from tests.trainer.deliver.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
 from tests.trainer.run.alone import one_stage, step_loss
 from tonari.cli import main
-from trainer.checkpoint.checkpoint import Checkpoints
-from trainer.checkpoint.directory import Progress
-from trainer.mesh.mesh import axis_sizes, make_mesh
-from trainer.mesh.parallelize import parallelize
-from trainer.models import ResNet, seeded
-from trainer.watch.launch import join
+from tonari.trainer.checkpoint.checkpoint import Checkpoints
+from tonari.trainer.checkpoint.directory import Progress
+from tonari.trainer.mesh.mesh import axis_sizes, make_mesh
+from tonari.trainer.mesh.parallelize import parallelize
+from tonari.trainer.models import ResNet, seeded
+from tonari.trainer.watch.launch import join
 
 
 def make_model(seed: int = 0) -> ResNet:

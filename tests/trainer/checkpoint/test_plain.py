@@ -12,10 +12,10 @@ from dataio.base.atomic import read_record, write_record
 from tests.trainer.digits import write_config
 from tests.trainer.run.runs import run
 from tonari import cli
-from trainer.checkpoint import sums
-from trainer.checkpoint.directory import whole_checkpoints
-from trainer.checkpoint.export import read_checkpoint
-from trainer.errors import CheckpointError, ConfigError
+from tonari.trainer.checkpoint import sums
+from tonari.trainer.checkpoint.directory import whole_checkpoints
+from tonari.trainer.checkpoint.export import read_checkpoint
+from tonari.trainer.errors import CheckpointError, ConfigError
 
 MARK: list[str] = []
 

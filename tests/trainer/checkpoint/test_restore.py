@@ -8,13 +8,13 @@ import torch
 
 from tests.dataio.store.planted import plant
 from tests.trainer.checkpoint.start import Start
-from trainer.checkpoint import agree
-from trainer.checkpoint import restore as restoring
-from trainer.checkpoint.agree import together
-from trainer.checkpoint.directory import latest, read_progress, set_aside_later
-from trainer.checkpoint.restore import find
-from trainer.checkpoint.sums import check_sums
-from trainer.errors import CheckpointError, ConfigError
+from tonari.trainer.checkpoint import agree
+from tonari.trainer.checkpoint import restore as restoring
+from tonari.trainer.checkpoint.agree import together
+from tonari.trainer.checkpoint.directory import latest, read_progress, set_aside_later
+from tonari.trainer.checkpoint.restore import find
+from tonari.trainer.checkpoint.sums import check_sums
+from tonari.trainer.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -174,7 +174,7 @@ def test_ranks_wait_for_the_slowest_disk_longer_than_for_a_step(
         groups.append(process_group)
 
     monkeypatch.setattr(restoring, "together", noted)
-    monkeypatch.setattr("trainer.checkpoint.restore.state_dict_loader.load", loaded)
+    monkeypatch.setattr("tonari.trainer.checkpoint.restore.state_dict_loader.load", loaded)
     path = find(tmp_path, "auto")
     assert path is not None
     Start().restore(path)

@@ -24,9 +24,9 @@ from importance import (
     Weighted,
     policies,
 )
-from trainer.config.config import Config, load_config
-from trainer.errors import ConfigError
-from trainer.run.build import lay_out, make_importance
+from tonari.trainer.config.config import Config, load_config
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.run.build import lay_out, make_importance
 
 SMALLEST = '[data]\ntrain = "a.parquet"\n[model]\nnum_classes = 10\n'
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trainer.models import ResNet, SmallCNN, StagedModel, seeded
+from tonari.trainer.models import ResNet, SmallCNN, StagedModel, seeded
 
 NUM_CLASSES = 4
 

@@ -176,9 +176,9 @@ def test_a_reader_with_a_device_trains_from_pinned_copies_that_come_back(
 ):
     one = run_mesh(tmp_path / "one", mesh)
     ASKED.clear()
-    monkeypatch.setattr("trainer.deliver.deliver.Delivery", DeviceOfTheHost)
+    monkeypatch.setattr("tonari.trainer.deliver.deliver.Delivery", DeviceOfTheHost)
     for module in ("stream", "relay"):
-        monkeypatch.setattr(f"trainer.deliver.{module}.BufferRing", PlainBuffers)
+        monkeypatch.setattr(f"tonari.trainer.deliver.{module}.BufferRing", PlainBuffers)
     runs = run_mesh(tmp_path / "pinned", mesh)
     assert merged(runs) == merged(one)
     assert [run.columns for run in runs] == [run.columns for run in one]

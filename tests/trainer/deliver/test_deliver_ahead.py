@@ -14,10 +14,10 @@ from tests.cases import diagonal
 from tests.memory_source import FIELDS, MemorySource
 from tests.trainer.deliver.test_deliver_faults import open_replica
 from tests.trainer.mesh.meshes import score
-from trainer.deliver.relay import BATCH, END, Outlet, Route
-from trainer.deliver.ring import NUM_SLOTS
-from trainer.deliver.scores import ScoreReceiver
-from trainer.mesh.place import feed_of, place_of
+from tonari.trainer.deliver.relay import BATCH, END, Outlet, Route
+from tonari.trainer.deliver.ring import NUM_SLOTS
+from tonari.trainer.deliver.scores import ScoreReceiver
+from tonari.trainer.mesh.place import feed_of, place_of
 
 STEPS = 6
 
@@ -111,7 +111,7 @@ def test_a_loop_left_in_the_middle_and_a_restore_go_on_with_the_next_batch(
 ):
     """What was handed on ahead is passed over, whatever comes next: a state, a loop, an end."""
     if not shared:
-        monkeypatch.setattr("trainer.deliver.relay.MAX_PEERS", 0)
+        monkeypatch.setattr("tonari.trainer.deliver.relay.MAX_PEERS", 0)
 
     def rank(world):
         seen = []

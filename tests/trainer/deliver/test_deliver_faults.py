@@ -14,11 +14,11 @@ from dataio.base.errors import SourceError, StallError, WorldError
 from dataio.world import run_threads, thread_worlds
 from tests.memory_source import FIELDS, MemorySource
 from tests.trainer.mesh.meshes import TARGETS, add_pixels, merged, run_mesh, score
-from trainer.deliver.columns import Columns, lay_columns
-from trainer.deliver.deliver import ReplicaLoader
-from trainer.deliver.ring import NUM_SLOTS, Ring
-from trainer.errors import DeliveryError
-from trainer.mesh.place import place_of
+from tonari.trainer.deliver.columns import Columns, lay_columns
+from tonari.trainer.deliver.deliver import ReplicaLoader
+from tonari.trainer.deliver.ring import NUM_SLOTS, Ring
+from tonari.trainer.errors import DeliveryError
+from tonari.trainer.mesh.place import place_of
 
 PIPELINE = (2, 1, 1)
 
@@ -292,8 +292,8 @@ def test_long_batches_go_in_windows_and_to_more_peers_than_share_memory(
     tmp_path, monkeypatch, shared
 ):
     # A batch of 12 rows is 1,000 bytes: more than two windows of eight segments.
-    monkeypatch.setattr("trainer.deliver.relay.SEGMENT_BYTES", 48)
-    monkeypatch.setattr("trainer.deliver.relay.MAX_PEERS", 1)
+    monkeypatch.setattr("tonari.trainer.deliver.relay.SEGMENT_BYTES", 48)
+    monkeypatch.setattr("tonari.trainer.deliver.relay.MAX_PEERS", 1)
     one = run_mesh(tmp_path / "one", (1, 1, 1))
     runs = run_mesh(tmp_path / "several", (1, 1, 3), shared_memory=shared)
     assert merged(runs) == merged(one)
@@ -306,7 +306,7 @@ def test_long_batches_go_in_windows_and_to_more_peers_than_share_memory(
 
 def test_the_slots_begin_where_a_kernel_of_long_pages_can_map_them(monkeypatch):
     monkeypatch.setattr("mmap.ALLOCATIONGRANULARITY", 1 << 16)
-    spec = importlib.util.find_spec("trainer.deliver.ring")
+    spec = importlib.util.find_spec("tonari.trainer.deliver.ring")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trainer.deliver.ring import NUM_SLOTS, Ring
+from tonari.trainer.deliver.ring import NUM_SLOTS, Ring
 
 
 def test_the_batches_under_way_lie_apart() -> None:
@@ -23,7 +23,7 @@ def test_the_batches_under_way_lie_apart() -> None:
 def test_what_a_killed_reader_left_is_removed_by_the_next_and_what_is_in_use_stays() -> None:
     used = Ring.create(100)
     program = (
-        "import os, signal; from trainer.deliver.ring import Ring\n"
+        "import os, signal; from tonari.trainer.deliver.ring import Ring\n"
         "print(Ring.create(100).path, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     killed = subprocess.run(

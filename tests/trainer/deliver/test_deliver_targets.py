@@ -11,9 +11,9 @@ from dataio.world import run_threads, thread_worlds
 from importance import Kakurenbo
 from tests.memory_source import FIELDS, MemorySource, payload
 from tests.trainer.mesh.meshes import NUM_SAMPLES, merged, run_mesh, score
-from trainer.deliver.deliver import ReplicaLoader
-from trainer.errors import ConfigError, DeliveryError
-from trainer.mesh.place import Targets, feed_of, last_stage_reads, place_of
+from tonari.trainer.deliver.deliver import ReplicaLoader
+from tonari.trainer.errors import ConfigError, DeliveryError
+from tonari.trainer.mesh.place import Targets, feed_of, last_stage_reads, place_of
 
 KAKURENBO = Kakurenbo(0.4, drops=(), alphas=(1.0,), warmup_epochs=0)
 MESHES: dict[str, tuple[tuple[int, int, int], tuple[int, ...]]] = {

@@ -12,12 +12,12 @@ from dataio.base.atomic import read_record, write_record
 from tests import hub
 from tests.multirank import RunRanks
 from tonari.cli import main
-from trainer.checkpoint.export import read_checkpoint, read_tensors, stored_tensors
-from trainer.config.config import load_config
-from trainer.config.saved import read_settings
-from trainer.models import Rope
-from trainer.run.build import make_model
-from trainer.run.loop import train
+from tonari.trainer.checkpoint.export import read_checkpoint, read_tensors, stored_tensors
+from tonari.trainer.config.config import load_config
+from tonari.trainer.config.saved import read_settings
+from tonari.trainer.models import Rope
+from tonari.trainer.run.build import make_model
+from tonari.trainer.run.loop import train
 
 transformers = hub.import_or_skip()
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from tests import hub
 from tests.multirank import RunRanks
-from trainer.checkpoint.weights import WeightFiles
-from trainer.config.config import load_config
-from trainer.run.build import make_model
+from tonari.trainer.checkpoint.weights import WeightFiles
+from tonari.trainer.config.config import load_config
+from tonari.trainer.run.build import make_model
 
 transformers = hub.import_or_skip()
 

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from tests import torchvision_v2
 from tests.trainer.digits import write_config
-from trainer.checkpoint.weights import WeightFiles
-from trainer.config.config import load_config
-from trainer.errors import ConfigError
-from trainer.mesh.mesh import make_mesh
-from trainer.mesh.parallelize import parallelize
-from trainer.models import ResNet50, StagedModel, ViT
-from trainer.models.resnet50 import IMAGENET_MEAN, IMAGENET_STD
-from trainer.run.build import make_model
-from trainer.watch.launch import join
+from tonari.trainer.checkpoint.weights import WeightFiles
+from tonari.trainer.config.config import load_config
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.mesh import make_mesh
+from tonari.trainer.mesh.parallelize import parallelize
+from tonari.trainer.models import ResNet50, StagedModel, ViT
+from tonari.trainer.models.resnet50 import IMAGENET_MEAN, IMAGENET_STD
+from tonari.trainer.run.build import make_model
+from tonari.trainer.watch.launch import join
 
 save_file = pytest.importorskip("safetensors.torch", reason="tonari[export]").save_file
 

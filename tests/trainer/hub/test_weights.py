@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.weights import WeightFiles
-from trainer.config.config import Config, load_config
-from trainer.errors import ConfigError
-from trainer.models import GPT, HubFormat, Llama, StagedModel, Stored
-from trainer.run.dry_run import dry_run
-from trainer.run.loop import train
+from tonari.trainer.checkpoint.weights import WeightFiles
+from tonari.trainer.config.config import Config, load_config
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.models import GPT, HubFormat, Llama, StagedModel, Stored
+from tonari.trainer.run.dry_run import dry_run
+from tonari.trainer.run.loop import train
 
 save_file = pytest.importorskip("safetensors.torch", reason="tonari[export]").save_file
 

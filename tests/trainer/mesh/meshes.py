@@ -13,9 +13,9 @@ from dataio.plan.policies import Importance
 from dataio.rows.samples import Batch
 from dataio.world import Request, World, run_threads, thread_worlds
 from tests.memory_source import FIELDS, MemorySource
-from trainer.deliver.deliver import ReplicaLoader
-from trainer.deliver.relay import DATA_TAG, NUM_TAGS
-from trainer.mesh.place import Place, Schedule, Targets, place_of
+from tonari.trainer.deliver.deliver import ReplicaLoader
+from tonari.trainer.deliver.relay import DATA_TAG, NUM_TAGS
+from tonari.trainer.mesh.place import Place, Schedule, Targets, place_of
 
 NUM_SAMPLES, EPOCHS, ROWS_A_STEP = 107, 3, 12
 TARGETS = ("label",)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trainer.models import Adapted
-from trainer.models.absent import Absent
+from tonari.trainer.models import Adapted
+from tonari.trainer.models.absent import Absent
 
 
 def same_weights(ones: Sequence[nn.Module], others: Sequence[nn.Module]) -> bool:

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from oracle.trace import NoReports, make_batch
-from trainer.config.config import build_config
-from trainer.run.build import build_parallel
-from trainer.run.own import Own
-from trainer.run.step import train_step
-from trainer.watch.launch import join
+from tonari.oracle.trace import NoReports, make_batch
+from tonari.trainer.config.config import build_config
+from tonari.trainer.run.build import build_parallel
+from tonari.trainer.run.own import Own
+from tonari.trainer.run.step import train_step
+from tonari.trainer.watch.launch import join
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, as it looks at tensors
 
@@ -21,7 +21,7 @@ def _without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Trace as a compiler does, and leave out the machine's code."""
     whole = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda block: whole(block, backend="eager"))
-    monkeypatch.setattr("trainer.mesh.parallelize._find_compiler", lambda: None)
+    monkeypatch.setattr("tonari.trainer.mesh.parallelize._find_compiler", lambda: None)
     torch.compiler.reset()
     yield
     torch.compiler.reset()

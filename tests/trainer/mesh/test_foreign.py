@@ -14,9 +14,9 @@ from tests import hub, torchvision_v2
 from tests.multirank import RunRanks
 from tests.ranks.trainer.foreign_steps import run_case
 from tests.trainer.foreign_models import batch_of, make, task_of
-from trainer.mesh.parallelize import average_buffers
-from trainer.mesh.place import Schedule
-from trainer.watch.launch import join
+from tonari.trainer.mesh.parallelize import average_buffers
+from tonari.trainer.mesh.place import Schedule
+from tonari.trainer.watch.launch import join
 
 Case = tuple[str, str, list[int], dict[str, Any]]
 

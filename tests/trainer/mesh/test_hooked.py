@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tests.trainer.mesh.test_parallelize_alone import TwoStages
-from trainer.errors import ConfigError
-from trainer.mesh.mesh import make_mesh
-from trainer.mesh.parallelize import parallelize
-from trainer.models import Adapted, StagedModel, deferred, seeded
-from trainer.watch.launch import join
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.mesh import make_mesh
+from tonari.trainer.mesh.parallelize import parallelize
+from tonari.trainer.models import Adapted, StagedModel, deferred, seeded
+from tonari.trainer.watch.launch import join
 
 X = torch.arange(12.0).view(3, 4) / 7
 

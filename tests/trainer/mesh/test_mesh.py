@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from tests.multirank import RunRanks
 from tests.oracle.test_trace import GPT
-from trainer.errors import ConfigError
-from trainer.mesh.mesh import AXES, axis_sizes, check_context, make_mesh, num_microbatches
-from trainer.mesh.pipeline import check_microbatches
-from trainer.mesh.place import Schedule
-from trainer.watch.launch import join
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.mesh import AXES, axis_sizes, check_context, make_mesh, num_microbatches
+from tonari.trainer.mesh.pipeline import check_microbatches
+from tonari.trainer.mesh.place import Schedule
+from tonari.trainer.watch.launch import join
 
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 

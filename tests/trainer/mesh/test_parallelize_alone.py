@@ -10,14 +10,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.mesh.tiny_models import MAKERS, batch_of, make, one_process, task_of
-from trainer.errors import ConfigError
-from trainer.mesh.clip import clip_gradients
-from trainer.mesh.mesh import make_mesh
-from trainer.mesh.parallelize import parallelize
-from trainer.mesh.recompute import Checkpointing
-from trainer.mesh.writable import pass_no_views
-from trainer.models import ResNet, seeded
-from trainer.watch.launch import join
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.clip import clip_gradients
+from tonari.trainer.mesh.mesh import make_mesh
+from tonari.trainer.mesh.parallelize import parallelize
+from tonari.trainer.mesh.recompute import Checkpointing
+from tonari.trainer.mesh.writable import pass_no_views
+from tonari.trainer.models import ResNet, seeded
+from tonari.trainer.watch.launch import join
 
 
 @pytest.fixture

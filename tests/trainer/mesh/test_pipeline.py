@@ -11,11 +11,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.multirank import RunRanks
 from tests.trainer.toy import Places, make_batch, make_toy
-from trainer.errors import ConfigError
-from trainer.mesh.mesh import make_mesh
-from trainer.mesh.pipeline import TORCH_NAMES, Pipeline, check_microbatches
-from trainer.mesh.place import Schedule, place_of
-from trainer.watch.launch import join
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.mesh import make_mesh
+from tonari.trainer.mesh.pipeline import TORCH_NAMES, Pipeline, check_microbatches
+from tonari.trainer.mesh.place import Schedule, place_of
+from tonari.trainer.watch.launch import join
 
 SCHEDULES = tuple(TORCH_NAMES)
 WHOLE = slice(0, 16)

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.mesh.place import num_stages, place_of, stages_of
+from tonari.trainer.mesh.place import num_stages, place_of, stages_of
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev")
 

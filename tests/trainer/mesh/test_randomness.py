@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from dataio.batch.global_generators import global_states
 from tests.trainer.run.alone import one_stage
-from trainer.mesh.pipeline import Pipeline
-from trainer.mesh.randomness import Randomness
-from trainer.run.step import evaluating
-from trainer.run.tasks import Columns
-from trainer.watch.launch import join
+from tonari.trainer.mesh.pipeline import Pipeline
+from tonari.trainer.mesh.randomness import Randomness
+from tonari.trainer.run.step import evaluating
+from tonari.trainer.run.tasks import Columns
+from tonari.trainer.watch.launch import join
 
 
 class Block(nn.Module):

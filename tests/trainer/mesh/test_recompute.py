@@ -9,10 +9,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.mesh.tiny_models import batch_of, make, one_process, task_of
-from trainer.errors import ConfigError
-from trainer.mesh.mesh import make_mesh
-from trainer.mesh.parallelize import parallelize
-from trainer.mesh.recompute import (
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.mesh import make_mesh
+from tonari.trainer.mesh.parallelize import parallelize
+from tonari.trainer.mesh.recompute import (
     Checkpointing,
     choose_blocks,
     counting_saved,
@@ -20,8 +20,8 @@ from trainer.mesh.recompute import (
     saved_bytes,
     worths,
 )
-from trainer.models import ResNet, seeded
-from trainer.watch.launch import join
+from tonari.trainer.models import ResNet, seeded
+from tonari.trainer.watch.launch import join
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from oracle.record import Recorder
 from tests.trainer.mesh.tiny_models import SEQUENCE, VOCABULARY, batch_of, make, task_of
-from trainer.mesh.mesh import make_mesh
-from trainer.mesh.parallelize import _shard, parallelize
-from trainer.mesh.swap import NO_COPIES, Swap, device_bytes, swapped_blocks
-from trainer.models import GPT, StagedModel, seeded
-from trainer.watch.launch import join
+from tonari.oracle.record import Recorder
+from tonari.trainer.mesh.mesh import make_mesh
+from tonari.trainer.mesh.parallelize import _shard, parallelize
+from tonari.trainer.mesh.swap import NO_COPIES, Swap, device_bytes, swapped_blocks
+from tonari.trainer.models import GPT, StagedModel, seeded
+from tonari.trainer.watch.launch import join
 
 CPU = torch.device("cpu")
 Gradients = dict[str, Tensor]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from trainer.models import GPT, Llama, ResNet, SmallCNN, StagedModel, ViT, seeded
-from trainer.run.tasks import Classify, NextToken
+from tonari.trainer.models import GPT, Llama, ResNet, SmallCNN, StagedModel, ViT, seeded
+from tonari.trainer.run.tasks import Classify, NextToken
 
 NUM_ROWS = 8
 SEQUENCE = 8

@@ -6,11 +6,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dataio.rows.samples import Batch
 from tests.trainer.deliver.fake_loader import FakeLoader
-from trainer.mesh.mesh import AXES, make_mesh
-from trainer.mesh.pipeline import Judge, Pipeline
-from trainer.mesh.place import place_of
-from trainer.run.step import train_step
-from trainer.run.tasks import Classify
+from tonari.trainer.mesh.mesh import AXES, make_mesh
+from tonari.trainer.mesh.pipeline import Judge, Pipeline
+from tonari.trainer.mesh.place import place_of
+from tonari.trainer.run.step import train_step
+from tonari.trainer.run.tasks import Classify
 
 
 def one_stage(

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dataio.base.lines import read_checked_lines
-from trainer.config.config import load_config
-from trainer.run.loop import Summary, train
-from trainer.run.step import Step, train_step
+from tonari.trainer.config.config import load_config
+from tonari.trainer.run.loop import Summary, train
+from tonari.trainer.run.step import Step, train_step
 
 KAKURENBO = ("importance.kind=kakurenbo", "importance.fraction=0.5", "importance.tau=0")
 
@@ -39,7 +39,7 @@ def run(config: Path, name: str, *overrides: str, resume: str = "auto") -> Summa
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Send this process a SIGTERM in a step; ranks ask for signals after every one."""
-    monkeypatch.setattr("trainer.watch.stop.ASK_S", 0)
+    monkeypatch.setattr("tonari.trainer.watch.stop.ASK_S", 0)
     taken: list[int] = []
 
     def counted(*args: Any, **kwargs: Any) -> Step:
@@ -48,4 +48,4 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         return train_step(*args, **kwargs)
 
-    monkeypatch.setattr("trainer.run.loop.train_step", counted)
+    monkeypatch.setattr("tonari.trainer.run.loop.train_step", counted)

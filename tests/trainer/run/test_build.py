@@ -11,16 +11,16 @@ from dataio.world import single_world
 from tests.trainer.deliver.fake_loader import NUM_CLASSES
 from tests.trainer.digits import write_config
 from tests.trainer.run.alone import one_stage
-from trainer.config.config import load_config
-from trainer.config.optimizer import OptimizerConfig
-from trainer.errors import ConfigError
-from trainer.mesh.place import place_of
-from trainer.models import SmallCNN
-from trainer.run.build import build_loader, build_parallel, make_model
-from trainer.run.optimizers import build_optimizer, make_optimizer
-from trainer.run.pace import build_schedule
-from trainer.run.tasks import Classify
-from trainer.watch.launch import Job, join
+from tonari.trainer.config.config import load_config
+from tonari.trainer.config.optimizer import OptimizerConfig
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.place import place_of
+from tonari.trainer.models import SmallCNN
+from tonari.trainer.run.build import build_loader, build_parallel, make_model
+from tonari.trainer.run.optimizers import build_optimizer, make_optimizer
+from tonari.trainer.run.pace import build_schedule
+from tonari.trainer.run.tasks import Classify
+from tonari.trainer.watch.launch import Job, join
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_the_loader_takes_its_settings(tmp_path: Path, monkeypatch: pytest.Monke
     def opened(source: object, **settings: Any) -> None:
         raise Opened(settings)
 
-    monkeypatch.setattr("trainer.run.build.dataio.Loader", opened)
+    monkeypatch.setattr("tonari.trainer.run.build.dataio.Loader", opened)
     place = place_of(0, (1,) * 5, schedule="1f1b", virtual=1)
     with join(device="cpu") as job, pytest.raises(Opened) as raised:
         build_loader(config, job, place=place, task=Classify())

@@ -15,8 +15,16 @@ import dataio
 from dataio.loader import Loader
 from tests.dataio.source.shards import write_tar
 from tests.trainer.run.runs import lines
-from trainer import Adapted, CheckpointError, Columns, ConfigError, load_config, seeded, train
-from trainer.run.optimizers import find_lr_shares
+from tonari.trainer import (
+    Adapted,
+    CheckpointError,
+    Columns,
+    ConfigError,
+    load_config,
+    seeded,
+    train,
+)
+from tonari.trainer.run.optimizers import find_lr_shares
 
 ROWS, WIDTH, CLASSES = 16, 6, 3
 SETTINGS = """
@@ -294,7 +302,7 @@ class Named(nn.Module):
 
 
 def test_pictures_given_by_name_are_normalised_and_other_bytes_are_not() -> None:
-    from trainer.run.own import adapt
+    from tonari.trainer.run.own import adapt
 
     image = dataio.Image("png", resize=dataio.Resize(8))
     fields: dict[str, dataio.Field] = {"image": image, "y": dataio.Int("cls")}

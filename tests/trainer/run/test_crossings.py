@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.run.test_dry_run import GPT
 from tonari.train.command import main
-from trainer.run.crossings import crossings
+from tonari.trainer.run.crossings import crossings
 
 
 def found(sizes: tuple[int, ...], num_nodes: int) -> list[tuple[str, int, int]]:

@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from dataio import Source
-from trainer.errors import ConfigError
-from trainer.run.data import text_sources, token_field
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.run.data import text_sources, token_field
 
 
 def rows(source: Source, length: int) -> NDArray[np.uint8]:

@@ -13,10 +13,10 @@ from tests import hub
 from tests.multirank import RunRanks
 from tests.trainer.foreign_models import PlainImages
 from tonari.train.command import main
-from trainer.config.config import Config, load_config
-from trainer.errors import ConfigError
-from trainer.run import dry_run as dry_run_module
-from trainer.run.dry_run import dry_run
+from tonari.trainer.config.config import Config, load_config
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.run import dry_run as dry_run_module
+from tonari.trainer.run.dry_run import dry_run
 
 GPT = """
 [data]

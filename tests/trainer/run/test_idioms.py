@@ -16,17 +16,17 @@ import dataio
 from dataio.rows.samples import Batch
 from tests.trainer.idioms import IDIOMS, WIDTH, forget
 from tests.trainer.run.alone import Told
-from trainer.checkpoint.export import read_checkpoint
-from trainer.config.config import load_config
-from trainer.mesh.randomness import Randomness
-from trainer.models import Adapted, seeded
-from trainer.run.build import build_parallel
-from trainer.run.ema import WeightAverage
-from trainer.run.loop import train
-from trainer.run.own import Own
-from trainer.run.step import MOST_BATCHES, evaluate, train_step
-from trainer.run.tasks import Classify, Columns
-from trainer.watch.launch import join
+from tonari.trainer.checkpoint.export import read_checkpoint
+from tonari.trainer.config.config import load_config
+from tonari.trainer.mesh.randomness import Randomness
+from tonari.trainer.models import Adapted, seeded
+from tonari.trainer.run.build import build_parallel
+from tonari.trainer.run.ema import WeightAverage
+from tonari.trainer.run.loop import train
+from tonari.trainer.run.own import Own
+from tonari.trainer.run.step import MOST_BATCHES, evaluate, train_step
+from tonari.trainer.run.tasks import Classify, Columns
+from tonari.trainer.watch.launch import join
 
 ROWS, STEPS = 12, 4
 FIELDS: dict[str, dataio.Field] = {

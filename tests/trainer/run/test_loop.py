@@ -10,13 +10,13 @@ import pytest
 from dataio.base.lines import read_checked_lines
 from dataio.epochs import Epochs
 from tests.trainer.digits import write_config
-from trainer.checkpoint.checkpoint import Checkpoints
-from trainer.checkpoint.directory import read_progress
-from trainer.config.config import load_config
-from trainer.run import loop
-from trainer.run.loop import train
-from trainer.watch import parts
-from trainer.watch.watchdog import Watchdog
+from tonari.trainer.checkpoint.checkpoint import Checkpoints
+from tonari.trainer.checkpoint.directory import read_progress
+from tonari.trainer.config.config import load_config
+from tonari.trainer.run import loop
+from tonari.trainer.run.loop import train
+from tonari.trainer.watch import parts
+from tonari.trainer.watch.watchdog import Watchdog
 
 
 @pytest.fixture

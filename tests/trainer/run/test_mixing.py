@@ -10,14 +10,14 @@ from torch import Tensor
 
 import dataio
 from tests.trainer.run.runs import lines, run, stop_after
-from trainer.config.augment import AugmentConfig
-from trainer.config.config import DataConfig, load_config
-from trainer.errors import ConfigError
-from trainer.models import ResNet, seeded
-from trainer.run.erasing import RandomErasing
-from trainer.run.images import evaluation_fields, image_fields, normalise
-from trainer.run.mixing import MixedClassify, mark_draws
-from trainer.run.tasks import Classify
+from tonari.trainer.config.augment import AugmentConfig
+from tonari.trainer.config.config import DataConfig, load_config
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.models import ResNet, seeded
+from tonari.trainer.run.erasing import RandomErasing
+from tonari.trainer.run.images import evaluation_fields, image_fields, normalise
+from tonari.trainer.run.mixing import MixedClassify, mark_draws
+from tonari.trainer.run.tasks import Classify
 
 SIZE, CLASSES = 16, 5
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracle.trace import make_batch, trace_step
 from tests.gpu import no_synchronisation
 from tests.trainer.deliver.fake_loader import FakeLoader
 from tests.trainer.run.runs import KAKURENBO, lines, run, stop_after
-from trainer.config.config import Config, build_config
-from trainer.run.build import Parallel, build_parallel
-from trainer.run.optimizers import build_optimizer
-from trainer.run.own import Own
-from trainer.run.step import evaluate, train_step
-from trainer.watch.launch import join
+from tonari.oracle.trace import make_batch, trace_step
+from tonari.trainer.config.config import Config, build_config
+from tonari.trainer.run.build import Parallel, build_parallel
+from tonari.trainer.run.optimizers import build_optimizer
+from tonari.trainer.run.own import Own
+from tonari.trainer.run.step import evaluate, train_step
+from tonari.trainer.watch.launch import join
 
 pytestmark = [
     pytest.mark.gpu,

@@ -16,10 +16,10 @@ from tests.multirank import ROOT, RunRanks, launch_command, run_job
 from tests.trainer.digits import write_config
 from tests.trainer.foreign_models import PlainImages
 from tests.trainer.run.runs import lines, run
-from trainer.config.config import load_config
-from trainer.errors import ConfigError
-from trainer.models import Adapted, seeded
-from trainer.run.loop import Summary, train
+from tonari.trainer.config.config import load_config
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.models import Adapted, seeded
+from tonari.trainer.run.loop import Summary, train
 
 PLAIN = (
     "model.kind=tests.trainer.foreign_models:PlainImages", "model.args.num_classes=2",

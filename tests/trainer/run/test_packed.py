@@ -18,13 +18,13 @@ from tests.tokenizers_made import make_tokenizer
 from tests.trainer.packed_text import write_config, write_packed
 from tests.trainer.run.runs import lines, run
 from tonari.cli import main
-from trainer.config.config import Config, load_config
-from trainer.errors import ConfigError
-from trainer.models import Adapted, seeded
-from trainer.models.documents import positions_of
-from trainer.run.build import make_model
-from trainer.run.loop import train
-from trainer.run.packed import NO_TARGET, NextTokenInDocument
+from tonari.trainer.config.config import Config, load_config
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.models import Adapted, seeded
+from tonari.trainer.models.documents import positions_of
+from tonari.trainer.run.build import make_model
+from tonari.trainer.run.loop import train
+from tonari.trainer.run.packed import NO_TARGET, NextTokenInDocument
 
 
 @pytest.fixture

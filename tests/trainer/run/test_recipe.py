@@ -12,15 +12,15 @@ from tests.trainer.run.alone import Told, one_stage
 from tests.trainer.run.runs import lines, run, stop_after
 from tests.trainer.run.test_step import make_model, sgd
 from tests.trainer.watch.watched import train_watched
-from trainer.checkpoint.checkpoint import Checkpoints
-from trainer.checkpoint.directory import Progress
-from trainer.checkpoint.restore import restore
-from trainer.config.config import load_config
-from trainer.errors import ConfigError
-from trainer.models import ResNet, seeded
-from trainer.run.ema import WeightAverage
-from trainer.run.step import train_step
-from trainer.watch.launch import join
+from tonari.trainer.checkpoint.checkpoint import Checkpoints
+from tonari.trainer.checkpoint.directory import Progress
+from tonari.trainer.checkpoint.restore import restore
+from tonari.trainer.config.config import load_config
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.models import ResNet, seeded
+from tonari.trainer.run.ema import WeightAverage
+from tonari.trainer.run.step import train_step
+from tonari.trainer.watch.launch import join
 
 # 75 rows are 5 batches of 16, the last with padding: 2 steps, of 3 batches and of 2.
 RECIPE = (

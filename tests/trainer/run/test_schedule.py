@@ -1,9 +1,9 @@
 import pytest
 
-from trainer.config.optimizer import OptimizerConfig, ScheduleKind
-from trainer.errors import ConfigError
-from trainer.run.pace import Pace, find_max_steps
-from trainer.run.schedule import learning_rate
+from tonari.trainer.config.optimizer import OptimizerConfig, ScheduleKind
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.run.pace import Pace, find_max_steps
+from tonari.trainer.run.schedule import learning_rate
 
 
 def test_the_cosine_starts_at_lr_and_falls_towards_zero() -> None:

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from tests.trainer.deliver.fake_loader import NUM_CLASSES
 from tests.trainer.run.alone import Told, one_stage, step_loss
-from trainer.models import ResNet, SmallCNN, seeded
-from trainer.run.step import evaluate, rescore, train_step
-from trainer.run.tasks import Classify
-from trainer.watch.launch import join
+from tonari.trainer.models import ResNet, SmallCNN, seeded
+from tonari.trainer.run.step import evaluate, rescore, train_step
+from tonari.trainer.run.tasks import Classify
+from tonari.trainer.watch.launch import join
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,8 @@
 import torch
 
 from importance import outcome
-from trainer.mesh.pipeline import Scored
-from trainer.run.tasks import Classify, NextToken
+from tonari.trainer.mesh.pipeline import Scored
+from tonari.trainer.run.tasks import Classify, NextToken
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 3.0], [1.0, 1.0, 0.0]], dtype=torch.float64)
 

@@ -13,9 +13,9 @@ from dataio.base.lines import read_checked_lines
 from dataio.loader import Loader
 from tests.cases import diagonal
 from tests.trainer.run.runs import KAKURENBO, lines, run, stop_after
-from trainer.checkpoint.export import read_checkpoint
-from trainer.run.schedule import learning_rate
-from trainer.run.step import Step, train_step
+from tonari.trainer.checkpoint.export import read_checkpoint
+from tonari.trainer.run.schedule import learning_rate
+from tonari.trainer.run.step import Step, train_step
 
 VARIANTS = {
     "full": (),
@@ -140,7 +140,7 @@ def test_a_run_that_dies_within_an_epoch_goes_on_from_the_last_steps_that_were_k
         return train_step(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr("trainer.run.loop.train_step", dies)
+        patch.setattr("tonari.trainer.run.loop.train_step", dies)
         with pytest.raises(RuntimeError, match="killed"):
             run(config, "cut", *kept)
     assert [p.name for p in sorted((config.parent / "cut/checkpoints").iterdir())] == [

@@ -14,12 +14,12 @@ from torch import Tensor
 from dataio.base.lines import read_checked_lines
 from tests.multirank import RunRanks
 from tests.trainer.digits import write_config
-from trainer.checkpoint.directory import latest
-from trainer.checkpoint.export import read_checkpoint
-from trainer.config.config import load_config
-from trainer.mesh.place import SPLIT
-from trainer.run.build import make_model
-from trainer.run.loop import train
+from tonari.trainer.checkpoint.directory import latest
+from tonari.trainer.checkpoint.export import read_checkpoint
+from tonari.trainer.config.config import load_config
+from tonari.trainer.mesh.place import SPLIT
+from tonari.trainer.run.build import make_model
+from tonari.trainer.run.loop import train
 
 pytestmark = [pytest.mark.multirank, pytest.mark.timeout(600)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.run.runs import run
-from trainer.errors import ConfigError
+from tonari.trainer.errors import ConfigError
 
 parser = pytest.importorskip("prometheus_client.parser", reason="pip install prometheus-client")
 

@@ -15,10 +15,10 @@ from dataio.loader import Loader
 from tests.claims import held_elsewhere
 from tests.trainer.digits import write_config
 from tests.trainer.run.runs import run
-from trainer.checkpoint.checkpoint import Checkpoints
-from trainer.config.config import load_config
-from trainer.errors import ConfigError
-from trainer.run import outputs
+from tonari.trainer.checkpoint.checkpoint import Checkpoints
+from tonari.trainer.config.config import load_config
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.run import outputs
 
 
 def test_what_a_run_cannot_write_is_said_before_staging(

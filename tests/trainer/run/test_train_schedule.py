@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.run.runs import KAKURENBO, lines, run, stop_after
-from trainer.run.schedule import learning_rate
+from tonari.trainer.run.schedule import learning_rate
 
 
 def test_the_learning_rate_does_not_grow_while_it_warms_up(config: Path) -> None:

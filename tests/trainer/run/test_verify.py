@@ -17,16 +17,16 @@ from tests.trainer.digits import write_config
 from tests.trainer.foreign_models import Doubled, PlainImages
 from tests.trainer.run.runs import lines
 from tonari.cli import main
-from trainer.config.config import Config, load_config
-from trainer.config.optimizer import OptimizerConfig
-from trainer.errors import ConfigError
-from trainer.models import Adapted
-from trainer.run.ema import WeightAverage
-from trainer.run.loop import train
-from trainer.run.tasks import Classify
-from trainer.run.verify.checking import Verdict, verify
-from trainer.run.verify.first_step import MARKER
-from trainer.run.verify.recording import Cut, Held
+from tonari.trainer.config.config import Config, load_config
+from tonari.trainer.config.optimizer import OptimizerConfig
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.models import Adapted
+from tonari.trainer.run.ema import WeightAverage
+from tonari.trainer.run.loop import train
+from tonari.trainer.run.tasks import Classify
+from tonari.trainer.run.verify.checking import Verdict, verify
+from tonari.trainer.run.verify.first_step import MARKER
+from tonari.trainer.run.verify.recording import Cut, Held
 
 OWN = "model.kind=tests.trainer.foreign_models:"
 PLAIN = (f"{OWN}PlainImages", "model.args.num_classes=2", "model.layers=middle")

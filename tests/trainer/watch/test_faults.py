@@ -3,8 +3,8 @@
 import pytest
 
 from dataio.base.errors import StallError, WorldError
-from trainer.errors import CheckpointError, ConfigError
-from trainer.watch.faults import find_cause, is_of_a_peer
+from tonari.trainer.errors import CheckpointError, ConfigError
+from tonari.trainer.watch.faults import find_cause, is_of_a_peer
 
 
 def test_what_went_wrong_in_a_stage_is_found_behind_the_errors_of_the_pipeline() -> None:

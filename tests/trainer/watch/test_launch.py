@@ -10,8 +10,8 @@ from torch.distributed import distributed_c10d
 
 from dataio.world import World, run_threads, thread_worlds
 from tests.multirank import Launcher, launch_command, run_job
-from trainer.errors import ConfigError
-from trainer.watch.launch import LATER_S, choose_device, join
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.watch.launch import LATER_S, choose_device, join
 
 TWO_NODES = (2, 2)
 
@@ -71,7 +71,7 @@ def test_too_few_open_files_are_refused_before_any_group_is_made(
 ) -> None:
     program = tmp_path / "joins.py"
     program.write_text(
-        "from trainer.watch.launch import join\n\nwith join(device='cpu'):\n    pass\n"
+        "from tonari.trainer.watch.launch import join\n\nwith join(device='cpu'):\n    pass\n"
     )
     command = [*launch_command(launcher, 2), str(program)]
     status, said = run_job(

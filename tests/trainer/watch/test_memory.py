@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from trainer.watch import launch
+from tonari.trainer.watch import launch
 
 PROGRAM = """
 import resource
 
 import torch
 
-from trainer.watch.memory import keep_freed_memory
+from tonari.trainer.watch.memory import keep_freed_memory
 
 
 def step():

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dataio.world import World, run_threads, single_world, thread_worlds
-from trainer.mesh.place import place_of
-from trainer.watch import meter
-from trainer.watch.meter import Figures, Meter, combine_order_hashes
+from tonari.trainer.mesh.place import place_of
+from tonari.trainer.watch import meter
+from tonari.trainer.watch.meter import Figures, Meter, combine_order_hashes
 
 MESH = (2, 2, 1, 1, 2)
 """Readers are ranks 0 and 2, scorers 4 and 6; each has a tp peer."""

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from dataio.base.lines import read_checked_lines
-from trainer.errors import ConfigError
-from trainer.watch.metrics import Board, MetricsLog, ProgressLine, progress_words
-from trainer.watch.peak import mfu, peak_flops_per_s
-from trainer.watch.profile import StepTrace
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.watch.metrics import Board, MetricsLog, ProgressLine, progress_words
+from tonari.trainer.watch.peak import mfu, peak_flops_per_s
+from tonari.trainer.watch.profile import StepTrace
 
 
 def steps(path: Path) -> list[int]:

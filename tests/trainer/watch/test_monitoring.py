@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.errors import ConfigError
-from trainer.watch.monitoring import Monitored, PrometheusFile, Telemetry, import_exporter
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.watch.monitoring import Monitored, PrometheusFile, Telemetry, import_exporter
 
 Written = dict[str, str | int | float | None]
 LINE: Written = {

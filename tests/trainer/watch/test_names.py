@@ -1,6 +1,6 @@
 """How ranks are named in a report."""
 
-from trainer.watch.names import name, role
+from tonari.trainer.watch.names import name, role
 
 
 def test_a_rank_is_named_by_the_axes_that_have_several() -> None:

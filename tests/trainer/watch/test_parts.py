@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from trainer.watch import parts
-from trainer.watch.parts import EpochParts, off_words
-from trainer.watch.plan import PARTS, Plan
+from tonari.trainer.watch import parts
+from tonari.trainer.watch.parts import EpochParts, off_words
+from tonari.trainer.watch.plan import PARTS, Plan
 
 
 class Clock:

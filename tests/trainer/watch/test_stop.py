@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from dataio.world import World, run_threads, single_world, thread_worlds
-from trainer.watch import stop
-from trainer.watch.stop import StopRequest
+from tonari.trainer.watch import stop
+from tonari.trainer.watch.stop import StopRequest
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
@@ -39,7 +39,7 @@ def test_a_signal_that_came_while_the_program_was_imported_is_noted() -> None:
 
 def test_the_same_signal_again_ends_the_process_at_once() -> None:
     program = (
-        "import os, signal; from trainer.watch import stop; stop.AGAIN_S = 0\n"
+        "import os, signal; from tonari.trainer.watch import stop; stop.AGAIN_S = 0\n"
         "with stop.StopRequest():\n"
         "    os.kill(os.getpid(), signal.SIGUSR1)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"

@@ -17,11 +17,11 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from dataio.world import World, run_threads, thread_worlds
 from dataio.world.threads import ThreadTransport
-from trainer.watch import watchdog
-from trainer.watch.judge import Heartbeat
-from trainer.watch.launch import join
-from trainer.watch.process import end_stopped, host_name, open_process
-from trainer.watch.watchdog import Watchdog
+from tonari.trainer.watch import watchdog
+from tonari.trainer.watch.judge import Heartbeat
+from tonari.trainer.watch.launch import join
+from tonari.trainer.watch.process import end_stopped, host_name, open_process
+from tonari.trainer.watch.watchdog import Watchdog
 
 OTHER = Heartbeat(0, "another host", 1, step=3, waits=True, place="all_reduce")
 

@@ -1,4 +1,4 @@
-"""A whole run of `trainer.run.loop.train`, and what its loader gave each rank and read for it."""
+"""A whole run of `train`, and what its loader gave each rank and read for it."""
 
 import os
 import signal
@@ -15,9 +15,9 @@ from dataio.rows.rows import Rows
 from dataio.rows.samples import Batch
 from dataio.source import NumpySource, Source
 from dataio.source.base import ShardedSource
-from trainer.config.config import load_config
-from trainer.deliver.deliver import ReplicaLoader
-from trainer.run.loop import train
+from tonari.trainer.config.config import load_config
+from tonari.trainer.deliver.deliver import ReplicaLoader
+from tonari.trainer.run.loop import train
 
 Step = tuple[int, str, list[int]]
 """Epoch, "train" or "refresh", samples without padding, ascending."""
@@ -87,11 +87,11 @@ def train_watched(config: Path, *given: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         for kind in (ShardedSource, NumpySource):
             patch.setattr(kind, "read", _counted(kind.read, rows_read))
-        patch.setattr("trainer.run.build.ReplicaLoader", Watched)
+        patch.setattr("tonari.trainer.run.build.ReplicaLoader", Watched)
         patch.setattr(Watched, "made", [])
         if stops:
             patch.setattr(Watched, "stop_in", stops[0])
-            patch.setattr("trainer.watch.stop.ASK_S", 0)
+            patch.setattr("tonari.trainer.watch.stop.ASK_S", 0)
         summary = train(load_config(config, overrides))
         (loader,) = Watched.made
     seen = loader.report_on(rows_read)

@@ -15,9 +15,9 @@ from importance import policies
 from tonari.ablate.study.grid import expand_grid
 from tonari.ablate.study.identity import changed, code_key, content_key
 from tonari.names import EXAMPLES
-from trainer.config.importance import policy_of
-from trainer.config.kinds import Named
-from trainer.config.settings import (
+from tonari.trainer.config.importance import policy_of
+from tonari.trainer.config.kinds import Named
+from tonari.trainer.config.settings import (
     Count,
     Fraction,
     NotNegative,
@@ -31,7 +31,7 @@ from trainer.config.settings import (
     check_known,
     missing_setting,
 )
-from trainer.errors import ConfigError
+from tonari.trainer.errors import ConfigError
 
 RESULTS_VERSION = 1
 """Raised when the same settings give other results than before."""

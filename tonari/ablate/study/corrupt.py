@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dataio.base.seeding import generator, key
 from tonari.ablate.study.data import LabelledImages, LabelledText, Samples, take
-from trainer.errors import ConfigError
+from tonari.trainer.errors import ConfigError
 
 SHIFT_PIXELS, NOISE_LEVELS = 1, 4
 """How a near duplicate differs: moved by at most so many pixels, each value by so many of 255."""

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from dataio import DataioError, Field, Image, Int, Resize, open_source
 from dataio.base.seeding import generator, key
 from dataio.source.expand import expand
-from trainer.errors import ConfigError
-from trainer.run.data import byte_windows
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.run.data import byte_windows
 
 
 class LabelledImages(NamedTuple):

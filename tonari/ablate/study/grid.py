@@ -4,8 +4,8 @@ import string
 from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 
-from trainer.config.settings import check_known
-from trainer.errors import ConfigError
+from tonari.trainer.config.settings import check_known
+from tonari.trainer.errors import ConfigError
 
 
 def expand_grid(

@@ -62,9 +62,7 @@ def code_key(policy: object) -> str:
 
 
 def _plain(module: ModuleType) -> str:
-    plain = ast.unparse(ast.parse(inspect.getsource(module)))
-    # The same code where it was installed, which moves our packages below tonari.
-    return plain.replace("from tonari.", "from ").replace("from tonari import", "import")
+    return ast.unparse(ast.parse(inspect.getsource(module)))
 
 
 def _file_key(path: str) -> str:

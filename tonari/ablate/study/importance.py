@@ -13,7 +13,7 @@ from dataio.plan.candidates import Candidates
 from dataio.plan.history import Scores, record, score_dtype, unscored
 from dataio.plan.policies import Importance, Selection
 from dataio.world import World, run_threads, thread_worlds
-from trainer.errors import ConfigError
+from tonari.trainer.errors import ConfigError
 
 GROUPS_TIMEOUT_S = 600.0
 """Longest that one sampling group's choice waits for another's."""

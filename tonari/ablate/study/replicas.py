@@ -15,7 +15,7 @@ from torch.func import functional_call, vmap
 
 from dataio.base.seeding import generator, key
 from tonari.ablate.study.tasks import losses_of_places
-from trainer.run.ema import WeightAverage
+from tonari.trainer.run.ema import WeightAverage
 
 ADAMW_BETAS = (0.9, 0.95)
 """As GPTs are trained: Brown et al., Language models are few-shot learners, 2020, appendix B."""

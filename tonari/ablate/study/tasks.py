@@ -10,8 +10,8 @@ from importance import outcome
 from tonari.ablate.study.config import SettingsConfig
 from tonari.ablate.study.data import LabelledText, Samples
 from tonari.ablate.study.model import StudyResNet
-from trainer.models import GPT
-from trainer.run.data import VOCABULARY
+from tonari.trainer.models import GPT
+from tonari.trainer.run.data import VOCABULARY
 
 
 class Task(Protocol):

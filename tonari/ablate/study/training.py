@@ -24,9 +24,9 @@ from tonari.ablate.study.order import (
 )
 from tonari.ablate.study.replicas import ManyModels, OneModel, Replicas
 from tonari.ablate.study.tasks import Task, row_outcome, task_of
-from trainer.errors import ConfigError
-from trainer.models import seeded
-from trainer.run.schedule import learning_rate
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.models import seeded
+from tonari.trainer.run.schedule import learning_rate
 
 FORWARD_PASSES = 3
 """What training on a row costs, in forward passes: the backward pass is as much as two."""

@@ -1,5 +1,0 @@
-"""One program each: a loader in the settings that its own documentation recommends.
-
-A program runs in the interpreter that has its packages and sees only `benchmarks.loader.sets` and
-`benchmarks.loader.peers.harness`, so it needs nothing of Tonari.
-"""

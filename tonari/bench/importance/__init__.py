@@ -1,0 +1,1 @@
+"""What deciding on rows and scoring them cost."""

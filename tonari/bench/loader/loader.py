@@ -1,0 +1,153 @@
+"""How fast does the loader deliver batches, beside other loaders and beside the machine's limits?
+
+Every contender gets the same set in its own form and delivers whole epochs, shuffled. All that are
+compared are open at once and run one after the other, an epoch or more each, in an order that
+rotates, so that what else the machine does slows all of them alike. Ratios are taken within a round
+of all of them; the median of the rounds counts. The first epoch proves that every sample was
+delivered once and whole, and shows memory; it is not among the repeats.
+Cold: each round opens every loader anew, after its files were dropped from the page cache.
+"""
+
+import contextlib
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tonari.bench.errors import BenchError
+from tonari.bench.loader.environments import versions
+from tonari.bench.loader.figures import Record, Settings, Temperature
+from tonari.bench.loader.forms import Form, make_forms, own_directory
+from tonari.bench.loader.peers.harness import Task
+from tonari.bench.loader.processes import disk_bytes, evict, resident_fraction
+from tonari.bench.loader.session import Session
+from tonari.bench.loader.sets import SetSpec
+from tonari.bench.notify import Notify
+
+
+def measure_loaders(settings: Settings, notify: Notify) -> Iterator[Record]:
+    """Measure, set by set and case by case.
+
+    Args:
+        settings: What.
+        notify: Receives progress.
+
+    Yields:
+        Every contender's record in every case, those that cannot run included.
+    """
+    deadline = time.monotonic() + settings.time_limit_s
+    for spec in settings.sets:
+        notify(f"{spec.name}: {spec.num_samples:,} samples, generating and converting")
+        prepared, problems = make_forms(settings, spec, deadline, notify)
+        for ranks in settings.ranks:
+            for temperature in settings.temperatures:
+                if time.monotonic() > deadline:
+                    notify(f"{spec.name}, {ranks} ranks, {temperature}: skipped, the time is up")
+                    continue
+                yield from _measure_case(
+                    settings, spec, prepared, problems, ranks, temperature, deadline, notify
+                )
+        if not settings.keep:
+            for path in settings.directory.glob(f"{spec.name}-*"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _measure_case(
+    settings: Settings,
+    spec: SetSpec,
+    prepared: dict[str, Form],
+    problems: dict[str, str],
+    ranks: int,
+    temperature: Temperature,
+    deadline: float,
+    notify: Notify,
+) -> list[Record]:
+    records: list[Record] = []
+    running: list[tuple[Record, Form]] = []
+    for contender in settings.contenders:
+        for workers in settings.workers:
+            if not contender.suits(kind=spec.kind, ranks=ranks, workers=workers):
+                continue
+            record = Record(
+                set_name=spec.name, contender=contender.name, kind=contender.kind, ranks=ranks,
+                workers=workers, temperature=temperature,
+                versions=versions(contender, settings.environments),
+                problem=problems.get(contender.name, ""),
+            )  # fmt: skip
+            records.append(record)
+            if contender.name in prepared:
+                form = prepared[contender.name]
+                report = json.loads(Path(f"{form.directory}.json").read_text())
+                record.prepare_s, record.source_bytes = report["prepare_s"], report["source_bytes"]
+                record.cache_bytes = disk_bytes(form.directory)
+                running.append((record, form))
+    where = f"{spec.name}, {ranks} rank{'s' if ranks > 1 else ''}, {temperature}"
+    measure = _measure_warm if temperature == "warm" else _measure_cold
+    measure(settings, running, deadline, lambda line: notify(f"{where}: {line}"))
+    return records
+
+
+def _measure_warm(
+    settings: Settings, running: list[tuple[Record, Form]], deadline: float, notify: Notify
+) -> None:
+    with contextlib.ExitStack() as open_sessions:
+        sessions: list[tuple[Record, Session]] = []
+        for record, form in running:
+            notify(f"first epoch of {record.contender}, {record.workers} workers")
+            session = _session(settings, record, form)
+            with _noting(record, notify):
+                open_sessions.enter_context(session)
+                record.first = session.epoch(watch=True)
+                sessions.append((record, session))
+        for repeat in range(settings.repeats):
+            if time.monotonic() > deadline:
+                notify(f"{repeat} of {settings.repeats} repeats, the time limit has passed")
+                return
+            notify(f"repeat {repeat + 1} of {settings.repeats}")
+            first = repeat % max(len(sessions), 1)
+            for record, session in sessions[first:] + sessions[:first]:
+                if not record.problem:
+                    with _noting(record, notify):
+                        record.epochs.append(session.round(settings.round_s))
+
+
+def _measure_cold(
+    settings: Settings, running: list[tuple[Record, Form]], deadline: float, notify: Notify
+) -> None:
+    for repeat in range(settings.repeats):
+        if time.monotonic() > deadline:
+            notify(f"{repeat} of {settings.repeats} repeats, the time limit has passed")
+            return
+        notify(f"repeat {repeat + 1} of {settings.repeats}")
+        first = repeat % max(len(running), 1)
+        for record, form in running[first:] + running[:first]:
+            if record.problem:
+                continue
+            with _noting(record, notify):
+                directory = own_directory(form, record.workers)
+                record.eviction = evict(directory)
+                stayed = resident_fraction(directory)
+                record.resident_fraction = max(record.resident_fraction or 0.0, stayed)
+                with _session(settings, record, form) as session:
+                    record.epochs.append(session.epoch())
+
+
+def _session(settings: Settings, record: Record, form: Form) -> Session:
+    task = Task(
+        source=str(form.source),
+        prepared=str(own_directory(form, record.workers)),
+        batch_size=form.spec.batch_size,
+        workers=record.workers, world_size=record.ranks,
+    )  # fmt: skip
+    return Session(form.contender, form.python, task, timeout_s=settings.timeout_s)
+
+
+@contextlib.contextmanager
+def _noting(record: Record, notify: Notify) -> Iterator[None]:
+    """Write a contender's failure into its record; the others continue."""
+    try:
+        yield
+    except BenchError as error:
+        record.problem = str(error)
+        notify(str(error))

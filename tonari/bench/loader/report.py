@@ -1,0 +1,282 @@
+"""Records of loaders -> medians, ratios, one JSON document, CSV, a table, a plot."""
+
+import csv
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tonari.bench.loader.contenders import HEADLINE
+from tonari.bench.loader.figures import Record, Settings
+from tonari.report.machine import describe_machine
+
+Json = dict[str, object]
+
+VERSION = 1
+
+
+def spread(values: Sequence[float]) -> Json | None:
+    """Median, p10 and p90; None of nothing."""
+    if not values:
+        return None
+    low, middle, high = np.percentile(values, [10, 50, 90]).tolist()
+    return {"median": middle, "p10": low, "p90": high, "values": list(values)}
+
+
+def rates(record: Record) -> list[float]:
+    """Samples/s of every repeat."""
+    return [figures.samples_per_s for figures in record.epochs]
+
+
+def rate(record: Record) -> float:
+    """Median samples/s."""
+    return statistics.median(rates(record))
+
+
+def has_figures(record: Record) -> bool:
+    return bool(record.epochs) and not record.problem
+
+
+def median_ratio(above: Record, below: Record) -> float:
+    """Median of the ratios within each round."""
+    pairs = zip(rates(above), rates(below), strict=False)
+    return statistics.median(one / other for one, other in pairs)
+
+
+def best(records: Iterable[Record]) -> Record | None:
+    """Find the fastest that is exact: to lose samples is not a way to be fast."""
+    return max((r for r in records if has_figures(r) and r.is_exact), key=rate, default=None)
+
+
+def ratios(records: Sequence[Record]) -> Json:
+    """Compare ours with the limit and the best peer of one case.
+
+    Returns:
+        ``ours``, ``limit``, ``best_peer``: whom (name and workers, each at its fastest number);
+        ``ratio_to_limit`` and ``ratio_to_best_peer``: None where one of them has no figures. The
+        decoder's limit is that of as many threads as ours had.
+    """
+    ours = best(r for r in records if r.contender == HEADLINE) or best(
+        r for r in records if r.kind == "ours"
+    )
+    limits = [r for r in records if r.kind == "limit"]
+    same = [r for r in limits if ours is not None and r.workers == ours.workers]
+    limit = best(same) or best(r for r in limits if r.contender == "limit-gather")
+    peer = best(r for r in records if r.kind == "peer")
+
+    def against(other: Record | None) -> float | None:
+        return median_ratio(ours, other) if ours is not None and other is not None else None
+
+    return {
+        "ours": _who(ours),
+        "limit": _who(limit),
+        "best_peer": _who(peer),
+        "ratio_to_limit": against(limit),
+        "ratio_to_best_peer": against(peer),
+    }
+
+
+def _who(record: Record | None) -> Json | None:
+    return None if record is None else {"contender": record.contender, "workers": record.workers}
+
+
+def cases(records: Sequence[Record]) -> dict[tuple[str, int, str], list[Record]]:
+    """Group records that were measured together, in their order."""
+    found: dict[tuple[str, int, str], list[Record]] = {}
+    for record in records:
+        key = (record.set_name, record.ranks, record.temperature)
+        found.setdefault(key, []).append(record)
+    return found
+
+
+def to_json(settings: Settings, records: Sequence[Record]) -> Json:
+    """Put everything into one document.
+
+    ``sets`` holds, by set, the specification and the ratios of the case that is asked for first:
+    warm and one rank where that was measured, else the first. ``cases`` holds the ratios of all,
+    ``records`` every contender in every case.
+    """
+    grouped = cases(records)
+    by_case = [
+        {"set": name, "ranks": ranks, "temperature": temperature, **ratios(found)}
+        for (name, ranks, temperature), found in grouped.items()
+    ]
+    sets: Json = {}
+    for spec in settings.sets:
+        of_set = [key for key in grouped if key[0] == spec.name]
+        key = (spec.name, 1, "warm")
+        chosen = key if key in grouped else next(iter(of_set), None)
+        sets[spec.name] = {
+            "num_samples": spec.num_samples,
+            "sample_bytes": spec.sample_bytes,
+            "batch_size": spec.batch_size,
+            "seed": spec.seed,
+            "case": list(chosen[1:]) if chosen else None,
+            **ratios(grouped[chosen] if chosen else []),
+        }
+    return {
+        "benchmark": "loader",
+        "version": VERSION,
+        "question": "samples/s beside other loaders and beside the machine's limits",
+        "machine": describe_machine(settings.directory),
+        "repeats": settings.repeats,
+        "sets": sets,
+        "cases": by_case,
+        "records": [row(record) for record in records],
+    }
+
+
+def row(record: Record) -> Json:
+    """One record in figures; every unit is in the key."""
+    looked_at = [*([record.first] if record.first else []), *record.epochs]
+
+    def middle(values: Callable[..., float]) -> float | None:
+        return statistics.median(map(values, record.epochs)) if record.epochs else None
+
+    first = looked_at[0] if looked_at else None
+    return {
+        "set": record.set_name,
+        "contender": record.contender,
+        "kind": record.kind,
+        "ranks": record.ranks,
+        "workers": record.workers,
+        "temperature": record.temperature,
+        "versions": record.versions,
+        "problem": record.problem or None,
+        "exact": record.is_exact if looked_at else None,
+        "lost": sum(figures.lost for figures in looked_at),
+        "repeated": sum(figures.repeated for figures in looked_at),
+        "mismatched": sum(figures.mismatched for figures in looked_at),
+        "repeats": len(record.epochs),
+        "samples_per_s": spread(rates(record)),
+        "first_epoch_samples_per_s": first.samples_per_s if first else None,
+        "first_batch_s": _first_batch_s(record),
+        "pss_bytes": record.first.pss_bytes if record.first else None,
+        "cpu_s_per_1000_samples": middle(lambda figures: figures.cpu_s_per_1000),
+        "label_spread": middle(lambda figures: figures.label_spread),
+        "prepare_s": record.prepare_s,
+        "source_bytes": record.source_bytes,
+        "cache_bytes": record.cache_bytes,
+        "eviction": record.eviction or None,
+        "resident_fraction": record.resident_fraction,
+    }
+
+
+def _first_batch_s(record: Record) -> float | None:
+    # Warm: only the first epoch begins with a loader just opened. Cold: every one does.
+    opened = [record.first] if record.first else record.epochs
+    return statistics.median(figures.first_batch_s for figures in opened) if opened else None
+
+
+COLUMNS = [
+    "set",
+    "ranks",
+    "temperature",
+    "contender",
+    "workers",
+    "samples_per_s",
+    "p10",
+    "p90",
+    "first_epoch_samples_per_s",
+    "first_batch_s",
+    "pss_bytes",
+    "cpu_s_per_1000_samples",
+    "label_spread",
+    "prepare_s",
+    "source_bytes",
+    "cache_bytes",
+    "exact",
+    "lost",
+    "repeated",
+    "mismatched",
+    "problem",
+]
+
+
+def write_csv(records: Sequence[Record], path: Path) -> None:
+    """Write a line a record."""
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+        writer.writeheader()
+        for record in records:
+            figures = row(record)
+            taken = spread(rates(record)) or {}
+            flat = {"samples_per_s": taken.get("median"), "p10": taken.get("p10")}
+            writer.writerow({**figures, **flat, "p90": taken.get("p90")})
+
+
+def table(records: Sequence[Record]) -> str:
+    """Write a table a case, the fastest first, and what ours is beside limit and best peer."""
+    lines: list[str] = []
+    for (name, ranks, temperature), found in cases(records).items():
+        lines += [
+            f"{name}, {ranks} rank{'s' if ranks > 1 else ''}, {temperature}",
+            f"  {'':18}{'w':>2}{'samples/s':>11}{'p10':>11}{'p90':>11}{'epoch 1':>11}"
+            f"{'first s':>9}{'PSS MB':>8}{'CPU ms':>10}{'spread':>8}{'MB':>8}",
+        ]
+        ordered = sorted(found, key=lambda r: rate(r) if has_figures(r) else 0.0, reverse=True)
+        lines += [_line(record) for record in ordered]
+        lines += [f"  {_verdict(ratios(found))}", ""]
+    return "\n".join(lines)
+
+
+def _line(record: Record) -> str:
+    begin = f"  {record.contender:18}{record.workers:>2}"
+    if not has_figures(record):
+        return f"{begin}  {record.problem or 'no time was left'}"
+    low, middle, high = np.percentile(rates(record), [10, 50, 90]).tolist()
+    figures = row(record)
+
+    def show(name: str, factor: float, form: str) -> str:
+        value = figures[name]
+        return f"{value * factor:{form}}" if isinstance(value, (int, float)) else "-".rjust(8)
+
+    wrong = "" if record.is_exact else f"  WRONG: {figures['lost']} lost, "
+    if wrong:
+        wrong += f"{figures['repeated']} repeated, {figures['mismatched']} mismatched"
+    return (
+        f"{begin}{middle:>11,.0f}{low:>11,.0f}{high:>11,.0f}"
+        f"{show('first_epoch_samples_per_s', 1, '>11,.0f')}{show('first_batch_s', 1, '>9.3f')}"
+        f"{show('pss_bytes', 1e-6, '>8,.0f')}{show('cpu_s_per_1000_samples', 1e3, '>10.2f')}"
+        f"{show('label_spread', 1, '>8.2f')}{show('cache_bytes', 1e-6, '>8,.0f')}{wrong}"
+    )
+
+
+def _verdict(found: Json) -> str:
+    def against(name: str) -> str:
+        whom, ratio = found[name], found[f"ratio_to_{name}"]
+        if not isinstance(whom, dict) or not isinstance(ratio, float):
+            return f"no {name.replace('_', ' ')}"
+        return f"{ratio:.2f} x {whom['contender']} ({whom['workers']} workers)"
+
+    ours = found["ours"]
+    who = f"{ours['contender']}, {ours['workers']} threads" if isinstance(ours, dict) else "ours"
+    return f"{who}: {against('limit')}; {against('best_peer')}"
+
+
+def plot(records: Sequence[Record], path: Path) -> None:
+    """Draw the medians of every case as bars, with p10 and p90."""
+    from matplotlib.figure import Figure
+
+    grouped = {key: [r for r in found if has_figures(r)] for key, found in cases(records).items()}
+    grouped = {key: found for key, found in grouped.items() if found}
+    colors = {"ours": "tab:blue", "peer": "tab:gray", "limit": "tab:orange"}
+    height = sum(0.25 * len(found) + 1 for found in grouped.values())
+    figure = Figure(figsize=(9, max(height, 2)), layout="constrained")
+    ratios_of_height = [len(found) + 2 for found in grouped.values()]
+    axes = figure.subplots(
+        max(len(grouped), 1), 1, squeeze=False, height_ratios=ratios_of_height or None
+    )
+    for ((name, ranks, temperature), found), (axis,) in zip(grouped.items(), axes, strict=False):
+        ordered = sorted(found, key=rate)
+        # float[bars, 3]
+        bars = np.array([np.percentile(rates(r), [10, 50, 90]) for r in ordered])
+        low, middle, high = bars.T
+        axis.barh(
+            [f"{r.contender}, {r.workers}" for r in ordered], middle,
+            xerr=[middle - low, high - middle], color=[colors[r.kind] for r in ordered],
+        )  # fmt: skip
+        axis.set_title(f"{name}, {ranks} rank{'s' if ranks > 1 else ''}, {temperature}", loc="left")
+        axis.set_xlabel("samples/s, median, p10 to p90; the number is of workers or threads")
+    figure.savefig(path)

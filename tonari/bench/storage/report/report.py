@@ -1,0 +1,372 @@
+"""Results as one page that needs nothing else, and as one picture."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tonari.bench.storage.report.drawing import WAY_WORDS, Draw, duration, rate, size, words
+from tonari.bench.storage.report.epoch_plots import (
+    draw_epochs,
+    draw_predictions,
+    draw_sums,
+    predictions,
+)  # fmt: skip
+from tonari.bench.storage.report.plots import (
+    draw_fairness,
+    draw_latencies,
+    draw_links,
+    draw_patterns,
+    draw_scaling,
+    fairness_phases,
+    latency_rows,
+    phases_with_bytes,
+    rates,
+)  # fmt: skip
+from tonari.bench.storage.results.results import EndToEnd, Phase, Results, Scaling
+from tonari.bench.storage.site.layouts import ALL_OSTS, Layout
+from tonari.bench.storage.site.site import Site
+from tonari.report.pages import lay_out, picture
+from tonari.report.pictures import render
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TEMPLATE = Path(__file__).with_suffix(".jinja")
+
+UNFOLDED = 14
+"""Phases whose verdicts are shown at once; more are folded."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """What one plot shows, and how large it is.
+
+    Attributes:
+        key: Names it in the page.
+        inches: Width and height.
+    """
+
+    key: str
+    title: str
+    caption: str
+    draw: Draw
+    inches: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Verdicts of a phase: by node, a state for each repeat.
+
+    Attributes:
+        phase: Its name.
+        wanted: What was tried.
+        cells: By node; empty where it took no part.
+        why: What decided, for each different reason.
+        is_as_wanted: Whether no verdict is the opposite of what was tried for, and some is that.
+        rows: How many phases from this one on have the same reasons; 0 where an earlier one counts
+            it.
+    """
+
+    phase: str
+    wanted: str
+    cells: Sequence[Sequence[str]]
+    why: Sequence[str]
+    is_as_wanted: bool
+    rows: int = 1
+
+
+def write_html(results: Results, path: Path) -> None:
+    """Write the page; needs the `report` extra."""
+    path.write_text(page(results))
+
+
+def write_png(results: Results, path: Path) -> None:
+    """Draw all plots below one another; needs the `report` extra."""
+    plots = plots_of(results)
+    heights = [plot.inches[1] + 0.5 for plot in plots]
+
+    def draw(figure: "Figure") -> None:
+        parts = figure.subfigures(len(plots), 1, height_ratios=heights, squeeze=False)
+        for part, plot in zip(parts.flat, plots, strict=True):
+            part.suptitle(plot.title, x=0.01, ha="left", fontsize=14, fontweight="bold")
+            plot.draw(part)
+
+    path.write_bytes(render(draw, inches=(10, sum(heights) or 1), kind="png"))
+
+
+def page(results: Results) -> str:
+    """Lay out the page."""
+    nodes = list(
+        dict.fromkeys(node for p in results.phases for r in p.repeats for node in r.verdict_of_node)
+    )
+    strips = joined([strip(phase, nodes) for phase in results.phases if phase.repeats])
+    return lay_out(
+        TEMPLATE,
+        results=results,
+        findings=findings(results),
+        plots={
+            plot.key: picture(plot.title, plot.caption, plot.draw, plot.inches)
+            for plot in plots_of(results)
+        },
+        nodes=nodes,
+        strips=strips,
+        folded=len(strips) > UNFOLDED,
+        sites=[("DIR", _site(results.site)), ("the node's directory", _site(results.local))],
+        ways=_ways(results.end_to_end) if results.end_to_end else [],
+        phases=[_phase_line(phase) for phase in results.phases if phase.repeats],
+        latencies=[
+            _latency_line(p, one) for p in results.phases for one in range(len(p.operations))
+        ],
+        environment=[(name, _value(value)) for name, value in results.environment.items()],
+    )
+
+
+def plots_of(results: Results) -> list[Plot]:
+    """Choose the plots that there is something to draw of."""
+    found = []
+    if phases_with_bytes(results):
+        patterns = {phase.pattern for phase in phases_with_bytes(results)}
+        found.append(
+            Plot(
+                "patterns", "What each pattern gets",
+                "The largest bandwidth over all numbers of readers; lines are smallest to largest "
+                "repeat.",
+                partial(draw_patterns, results=results), (9, 1.7 + 0.62 * len(patterns)),
+            )
+        )  # fmt: skip
+    if results.scalings:
+        rows = -(-len({scaling.pattern for scaling in results.scalings}) // 3)
+        found.append(
+            Plot(
+                "scaling", "How it grows with readers",
+                "Dots are medians, dashes repeats; the curve is most x n / (n + half), fitted to "
+                "the medians. The ring is the knee: the fewest readers with 90 % of the largest.",
+                partial(draw_scaling, results=results), (10, 0.9 + 3.2 * rows),
+            )
+        )  # fmt: skip
+    if latency_rows(results):
+        rows = len(latency_rows(results))
+        found.append(
+            Plot(
+                "latencies", "How long an operation takes",
+                "On DIR, cold. Filled: with the fewest readers; outlined: with the most.",
+                partial(draw_latencies, results=results), (9, 1.7 + 0.62 * rows),
+            )
+        )  # fmt: skip
+    if fairness_phases(results):
+        rows = len(fairness_phases(results))
+        found.append(
+            Plot(
+                "fairness", "Whether clients get the same",
+                "Cold, the most clients; a dot is a client in a repeat. Jain's index is 1 where "
+                "all get the same, and 1/n where one of n gets all.",
+                partial(draw_fairness, results=results), (9, 1.2 + 0.62 * rows),
+            )
+        )  # fmt: skip
+    if results.links:
+        found.append(
+            Plot(
+                "links", "Between nodes",
+                "One rank of each node, both ways at once, medians.",
+                partial(draw_links, results=results), (9, 3.9),
+            )
+        )  # fmt: skip
+    return found + (_epoch_plots(results.end_to_end) if results.end_to_end else [])
+
+
+def _epoch_plots(run: EndToEnd) -> list[Plot]:
+    found = [
+        Plot(
+            "epochs", "What an epoch costs",
+            f"A bar is an epoch. Step {duration(run.step_s)} ({run.step_from}), batches of "
+            f"{run.batch_size} a rank. Waiting is what an epoch takes beyond null storage, which "
+            "has its samples in memory.",
+            partial(draw_epochs, run=run), (9, 4.2),
+        ),
+        Plot(
+            "sums", "When staging has paid",
+            "Staging is where a line begins. It has paid where the line goes below the "
+            "DataLoader's.",
+            partial(draw_sums, run=run), (9, 4.6),
+        ),
+    ]  # fmt: skip
+    rows = len(predictions(run))
+    if rows:
+        found.append(
+            Plot(
+                "predictions", "Predicted beside measured",
+                "Predicted from the phases above, before anything was trained.",
+                partial(draw_predictions, run=run), (9, 1.5 + 0.42 * rows),
+            )
+        )  # fmt: skip
+    return found
+
+
+def findings(results: Results) -> list[str]:
+    """Describe the most important results in a few sentences: what DIR costs training first."""
+    found = _cost(results.end_to_end) if results.end_to_end else []
+    found += [_growth(scaling) for scaling in results.scalings if scaling.wanted == "cold"]
+    unproved = [
+        phase for phase in results.phases if phase.repeats and not strip(phase, []).is_as_wanted
+    ]
+    if unproved:
+        found.append(
+            f"{len(unproved)} of {len(results.phases)} phases are not proved to be as cold or warm "
+            "as wanted: see the verdicts before using their figures."
+        )
+    return found
+
+
+def _growth(scaling: Scaling) -> str:
+    most = max(scaling.bytes_per_s)
+    knee = f"{scaling.knee} reader{'s' if scaling.knee > 1 else ''}"
+    name = words(scaling.pattern).capitalize()
+    return f"{name}, cold: {rate(most)} at most, 90 % of it from {knee}."
+
+
+def _cost(run: EndToEnd) -> list[str]:
+    later = {way.name: median(way.epoch_s[1:]) for way in run.ways if len(way.epoch_s) > 1}
+    staged = next((way for way in run.ways if way.name == "staged"), None)
+    if staged is None or not later.keys() >= {"dataloader", "staged"}:
+        return []
+    times = later["dataloader"] / later["staged"]
+    answer = (
+        f"Training takes {times:.1f} times as long from DIR as from the node's disk"
+        if times >= 1.05
+        else "Training from DIR takes no longer than from the node's disk"
+    )
+    epochs = f"{staged.paid_after} epoch{'s' if staged.paid_after != 1 else ''}"
+    paid = f"has paid after {epochs}" if staged.paid_after else "has not paid within those measured"
+    return [
+        f"{answer}: an epoch {duration(later['dataloader'])} with the DataLoader, "
+        f"{duration(later['staged'])} staged.",
+        f"Staging takes {duration(staged.staging_s)} and {paid}.",
+    ]
+
+
+def strip(phase: Phase, nodes: Sequence[str]) -> Strip:
+    """Put a phase's verdicts in the order of nodes."""
+    cells = [
+        [r.verdict_of_node[node].state for r in phase.repeats if node in r.verdict_of_node]
+        for node in nodes
+    ]
+    verdicts = [one for r in phase.repeats for one in r.verdict_of_node.values()]
+    wrong = "warm" if phase.wanted == "cold" else "cold"
+    # Figures differ between repeats: a reason for each state is enough.
+    why = {one.state: f"{one.state}: {one.why}" for one in reversed(verdicts)}
+    return Strip(
+        _name(phase), phase.wanted, cells, sorted(why.values()),
+        all(one.state != wrong for one in verdicts)
+        and any(one.state == phase.wanted for one in verdicts),
+    )  # fmt: skip
+
+
+def joined(strips: Sequence[Strip]) -> list[Strip]:
+    """Show once what neighbours of one pattern have for reasons, their figures apart."""
+    reasons = [
+        (one.phase.partition(",")[0], re.sub(r"[\d.]+%", "%", " ".join(one.why))) for one in strips
+    ]
+    starts = [n for n in range(len(strips)) if n == 0 or reasons[n] != reasons[n - 1]]
+    rows = dict(zip(starts, np.diff([*starts, len(strips)]).tolist(), strict=True))
+    return [replace(one, rows=rows.get(n, 0)) for n, one in enumerate(strips)]
+
+
+def _name(phase: Phase) -> str:
+    where = "" if phase.tier == "shared" else ", node's directory"
+    direct = ", direct" if phase.direct else ""
+    readers = f"{phase.clients}\N{NO-BREAK SPACE}x\N{NO-BREAK SPACE}{phase.threads}"
+    return f"{words(phase.pattern)}, {readers}{where}{direct}"
+
+
+def _site(site: Site) -> list[tuple[str, str]]:
+    options = ",".join(site.mount.options)
+    files = "" if site.free_files is None else f", {site.free_files:,} files"
+    return [
+        ("path", site.path),
+        ("filesystem", f"{site.name} (statfs {site.magic:#010x})"),
+        ("seen by other nodes", "yes" if site.is_shared else "no"),
+        ("server", site.mount.server or "none"),
+        ("mounted", f"{site.mount.source} on {site.mount.point} ({options})"),
+        ("room", f"{size(site.free_bytes)} free of {size(site.total_bytes)}{files}"),
+        ("block", size(site.block_bytes)),
+        ("client keeps data in", site.client_cache),
+        ("layout", _layout(site.layout)),
+        *(("note", note) for note in site.notes),
+    ]
+
+
+def _layout(layout: Layout | None) -> str:
+    if layout is None:
+        return "unknown"
+    parts = []
+    if layout.stripe_count is not None and layout.stripe_bytes is not None:
+        count = "all" if layout.stripe_count == ALL_OSTS else str(layout.stripe_count)
+        of = f" of {layout.num_osts}" if layout.num_osts else ""
+        parts.append(f"stripes of {layout.stripe_bytes:,} bytes over {count}{of} OSTs")
+    if layout.osts:
+        parts.append(f"OSTs {', '.join(map(str, layout.osts))}")
+    if len(layout.components) > 1:
+        parts.append(f"{len(layout.components)} components")
+    if layout.dom_bytes:
+        parts.append(f"the first {layout.dom_bytes:,} bytes on the MDT")
+    if layout.block_bytes is not None:
+        parts.append(f"blocks of {layout.block_bytes:,} bytes")
+    if layout.pool:
+        parts.append(f"pool {layout.pool}")
+    return f"{'; '.join(parts) or 'as by default'} (said by {layout.said_by})"
+
+
+def _ways(run: EndToEnd) -> list[list[str]]:
+    return [
+        [
+            WAY_WORDS[way.name].replace("\n", " "),
+            duration(way.staging_s) if way.staging_s else "-",
+            duration(way.epoch_s[0]) if way.epoch_s else "-",
+            duration(median(way.epoch_s[1:])) if len(way.epoch_s) > 1 else "-",
+            "-" if way.utilisation_fraction is None else f"{way.utilisation_fraction:.0%}",
+            *(_bytes(way.moved_bytes.get(tier)) for tier in ("shared", "network", "local")),
+            "-" if way.staging_bytes is None else size(way.staging_bytes),
+            str(way.paid_after or "-"),
+            str(way.predicted_paid_after or "-"),
+        ]
+        for way in run.ways
+    ]
+
+
+def _bytes(count: int | None) -> str:
+    return "unknown" if count is None else size(count)
+
+
+def _phase_line(phase: Phase) -> list[str]:
+    values = rates(phase)
+    has_bytes = any(sum(repeat.bytes_of_client) for repeat in phase.repeats)
+    return [
+        _name(phase),
+        phase.wanted,
+        str(phase.nodes),
+        size(phase.request_bytes) if phase.request_bytes else "-",
+        rate(median(values)) if has_bytes else "-",
+        f"{rate(min(values))} to {rate(max(values))}" if has_bytes else "-",
+        duration(median(repeat.seconds for repeat in phase.repeats)),
+        "; ".join(phase.notes),
+    ]
+
+
+def _latency_line(phase: Phase, place: int) -> list[str]:
+    one = phase.operations[place]
+    figures = (one.mean_s, one.p50_s, one.p90_s, one.p99_s, one.p999_s, one.max_s)
+    return [_name(phase), phase.wanted, one.name, f"{one.count:,}", *map(duration, figures)]
+
+
+def _value(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_value(one)}" for name, one in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(_value, value))
+    return "-" if value is None else str(value)

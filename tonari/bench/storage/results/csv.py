@@ -1,0 +1,55 @@
+"""Results as a table: a line for each operation of each phase, for a spreadsheet."""
+
+import csv
+from pathlib import Path
+from statistics import median
+
+from msgspec.structs import asdict
+
+from tonari.bench.storage.results.results import Operation, Phase, Results
+
+PHASE = (
+    "pattern", "tier", "clients", "nodes", "threads", "wanted", "request_bytes", "direct",
+)  # fmt: skip
+FIGURES = (
+    "verdict", "repeats", "bytes_per_s_median", "bytes_per_s_min", "bytes_per_s_max",
+    "seconds_median", "bytes",
+)  # fmt: skip
+OPERATION = ("count", "mean_s", "p50_s", "p90_s", "p99_s", "p999_s", "max_s")
+COLUMNS = (*PHASE, *FIGURES, "operation", *OPERATION)
+
+
+def write_csv(results: Results, path: Path) -> None:
+    """Write a line a phase and operation; what was not measured is empty."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        for phase in results.phases:
+            line = _line(phase)
+            for operation in phase.operations:
+                writer.writerow(line | _figures(operation))
+            if not phase.operations:
+                writer.writerow(line)
+
+
+def _line(phase: Phase) -> dict[str, object]:
+    line: dict[str, object] = {k: v for k, v in asdict(phase).items() if k in PHASE}
+    if phase.repeats:
+        rates = [repeat.bytes_per_s for repeat in phase.repeats]
+        states = {repeat.verdict.state for repeat in phase.repeats}
+        line |= {
+            "verdict": states.pop() if len(states) == 1 else "mixed",
+            "repeats": len(rates),
+            "bytes_per_s_median": median(rates),
+            "bytes_per_s_min": min(rates),
+            "bytes_per_s_max": max(rates),
+            "seconds_median": median(repeat.seconds for repeat in phase.repeats),
+            "bytes": sum(sum(repeat.bytes_of_client) for repeat in phase.repeats),
+        }
+    return line
+
+
+def _figures(operation: Operation) -> dict[str, object]:
+    return {"operation": operation.name} | {
+        k: v for k, v in asdict(operation).items() if k in OPERATION
+    }

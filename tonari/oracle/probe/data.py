@@ -1,0 +1,246 @@
+"""How long this node takes to feed its ranks: batches, staging, the turn of an epoch."""
+
+import contextlib
+import itertools
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio import NodeCache
+from dataio.base.filesystem import cache_directory
+from dataio.base.sizes import parse_bytes
+from dataio.rows.fields import row_schema
+from dataio.source.counts import own_directory
+from dataio.world import World
+from tonari.oracle.probe.pieces import count_pieces
+from tonari.oracle.windows import Pieces
+from tonari.trainer.config.config import Config, MeshConfig
+from tonari.trainer.config.importance import ImportanceConfig
+from tonari.trainer.deliver.deliver import ReplicaLoader
+from tonari.trainer.run.build import (
+    build_loader,
+    build_place,
+    lay_out,
+    make_evaluation_fields,
+    make_fields,
+    make_task,
+    training_source,
+)
+from tonari.trainer.run.own import Own
+from tonari.trainer.watch.launch import Job
+
+QUOTA = "1GB"
+"""Of the rows that are staged to see how long it takes."""
+FIRST_BATCHES = 4
+"""That are not counted: threads start."""
+MOST_BATCHES = 40
+TURNS = 3
+WRITTEN_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataTimes:
+    """What feeding the ranks of a node takes.
+
+    Attributes:
+        readers: Ranks that read at a time.
+        num_rows: Of the training data.
+        evaluated_rows: Of what is evaluated on, padding included; 0: nothing is.
+        row_bytes: As rows lie in the cache, with their place in its manifest; mean.
+        source_row_bytes: What is read from the source to stage one, with its part of headers;
+            mean. Of a source that is read when it is opened, such as text, ``row_bytes``.
+        batch_s: From one batch to the next, where nobody trains on them.
+        batch_cores: Processors that a rank uses for that.
+        staging_bytes_per_s: Of the node, read from the source into its cache.
+        turn_s: Between two epochs in which nothing is exchanged, where all ranks come to it at
+            once, as from the last step's messages; the median of some.
+        write_bytes_per_s: Of a file, flushed, where checkpoints go.
+        pieces: Of the source, that are read whole; None: its rows can be read alone.
+        guessed_row_bytes: Of the source's files, for each row, headers and all: what a loader
+            takes a row for when it divides a quota; 0: nobody counted them; None: nobody looked.
+    """
+
+    readers: int
+    num_rows: int
+    evaluated_rows: int
+    row_bytes: float
+    source_row_bytes: float
+    batch_s: float
+    batch_cores: float
+    staging_bytes_per_s: float
+    turn_s: float
+    write_bytes_per_s: float
+    pieces: Pieces | None = None
+    guessed_row_bytes: float | None = None
+
+
+def data_times(document: Mapping[str, Any]) -> DataTimes:
+    """Make them of what `dataclasses.asdict` made of them."""
+    pieces = document.get("pieces")
+    return DataTimes(**{**document, "pieces": pieces and Pieces(**pieces)})
+
+
+def time_data(
+    config: Config, job: Job, *, readers: int, own: Own | None = None
+) -> DataTimes | None:
+    """Stage some rows in a directory of its own, and make batches of them. Collective.
+
+    Indexes of the source are read whole, as a run reads them.
+
+    Args:
+        config: The job's settings.
+        job: The ranks of a node.
+        readers: How many of them read.
+        own: What the caller of `trainer.train` would bring.
+
+    Returns:
+        What this rank saw; None if it does not read, rank 0 does.
+
+    Raises:
+        ConfigError: If a setting does not fit the data.
+        DataioError: If the data cannot be read, or nothing can be written.
+    """
+    found = None
+    with _directory(config, job.world) as directory:
+        if job.world.rank < readers:
+            team = replace(job, world=job.world.part(range(readers)))
+            found = _time_loader(_plain(config, directory), team, own or Own())
+        job.world.barrier(doing="timing the loader")
+    return found
+
+
+def _plain(config: Config, directory: Path) -> Config:
+    """Let every rank read, all of its rows, from a cache of its own."""
+    data = config.data
+    quota = min(parse_bytes(QUOTA), data.cache.quota_bytes or parse_bytes(QUOTA))
+    cache = NodeCache(directory, quota=quota, verify=data.cache.verify)
+    return replace(
+        config, data=replace(data, cache=cache, staging=replace(data.staging, when="before")),
+        importance=ImportanceConfig(), mesh=MeshConfig(),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _directory(config: Config, world: World) -> Iterator[Path]:
+    """Make a directory that all ranks know, where caches would lie, and remove it."""
+    with contextlib.ExitStack() as opened:
+        name = b""
+        if world.rank == 0:
+            root = cache_directory(str(config.data.cache.path))
+            made = tempfile.TemporaryDirectory(
+                prefix="probe-", dir=root, ignore_cleanup_errors=True
+            )
+            name = opened.enter_context(made).encode()
+        yield Path(world.allgather(name, doing="timing the loader")[0].decode())
+
+
+def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
+    place = build_place(config, lay_out(config, job.world.world_size), job.world.rank)
+    started = time.perf_counter()
+    loader, test = build_loader(config, job, place=place, task=make_task(config, own), own=own)
+    opened_s = time.perf_counter() - started
+    with loader:
+        stats = loader.stats()
+        evaluated_rows = 0
+        if test is not None:
+            given = make_evaluation_fields(config, own)
+            evaluation = loader.evaluation(test, fields=given, transform=own.evaluation_transform)
+            evaluated_rows = len(evaluation) * config.data.batch_size * job.world.world_size
+        batch_s, batch_cores, turn_s = _time_epochs(loader, job.world)
+        streamed = loader.stats()
+        # Each rank stages its part of the node's rows, and streams those of its own batches that
+        # the quota leaves no room for
+        amounts = np.array([
+            stats["disk_bytes_written"], stats["staging_bytes"],
+            streamed["streamed_rows"], streamed["streamed_bytes"],
+        ])  # fmt: skip
+        written_bytes, read_bytes, streamed_rows, streamed_bytes = map(
+            float, job.world.allreduce(amounts, op="sum", doing="timing the loader")
+        )
+        fields = make_fields(config, own)
+        staged_rows = stats["resident_fraction"] * loader.num_samples
+        staged_s = min(max(stats["staging_s"], 1e-6), opened_s)
+        row_bytes = written_bytes / max(staged_rows, 1)
+        if streamed_rows:
+            # What was staged has a place for each row of the others too
+            row_bytes = streamed_bytes / streamed_rows + row_schema(fields).position_bytes
+        read_bytes = read_bytes or staged_rows * row_bytes
+        source_row_bytes = read_bytes / staged_rows if staged_rows else row_bytes
+        if not staged_rows:
+            read_bytes, staged_s = streamed_bytes, max(streamed["streamed_s"], 1e-6)
+        pieces, guessed_row_bytes = None, None
+        if job.world.rank == 0:
+            index_cache = own_directory(Path(config.data.cache.path))
+            source = training_source(config, index_cache=index_cache)
+            pieces = count_pieces(source, fields, source_row_bytes=source_row_bytes)
+            guessed_row_bytes = source.total_bytes / source.num_samples
+            if pieces is not None and not staged_rows:
+                source_row_bytes = pieces.read_bytes / pieces.rows
+        return DataTimes(
+            readers=job.world.world_size,
+            num_rows=loader.num_samples,
+            evaluated_rows=evaluated_rows,
+            row_bytes=row_bytes,
+            source_row_bytes=source_row_bytes,
+            batch_s=batch_s,
+            batch_cores=batch_cores,
+            staging_bytes_per_s=read_bytes / staged_s,
+            turn_s=turn_s,
+            write_bytes_per_s=_time_writing(Path(config.run.directory)),
+            pieces=pieces,
+            guessed_row_bytes=guessed_row_bytes,
+        )
+
+
+def _time_epochs(loader: ReplicaLoader, world: World) -> tuple[float, float, float]:
+    """Take batches of an epoch, and go to the next: seconds of a batch, processors, the turn."""
+    epochs = loader.epochs(1 + TURNS)
+    next(epochs)
+    num_batches = min(len(loader), FIRST_BATCHES + MOST_BATCHES)
+    first = min(FIRST_BATCHES, num_batches - 1)
+    at = {0: _now(loader)}
+    for number, _ in enumerate(itertools.islice(loader, num_batches), 1):
+        if number in (first, num_batches):
+            at[number] = _now(loader)
+    took_s, cpu_s, waited_s = (at[num_batches] - at[first]).tolist()
+    took_s = max(took_s - waited_s, 1e-9)
+    turns_s = []
+    for _ in range(TURNS):
+        # In a run ranks meet in their last step; here one may be batches ahead of the other
+        world.barrier(doing="timing the end of an epoch")
+        started = time.perf_counter()
+        next(epochs)
+        turns_s.append(time.perf_counter() - started)
+        next(iter(loader))
+    return took_s / (num_batches - first), cpu_s / took_s, statistics.median(turns_s)
+
+
+def _now(loader: ReplicaLoader) -> NDArray[np.float64]:
+    """Read the clock, processor time, and how long batches have waited for windows of rows."""
+    waited_s = loader.stats()["window_wait_s"]
+    return np.array([time.perf_counter(), time.process_time(), waited_s])
+
+
+def _time_writing(directory: Path) -> float:
+    """Write a file where checkpoints would lie, in bytes/s; 0 where nothing may be written."""
+    parent = directory.absolute()
+    while not parent.exists():
+        parent = parent.parent
+    data = os.urandom(WRITTEN_BYTES)
+    try:
+        with tempfile.TemporaryFile(dir=parent) as file:
+            started = time.perf_counter()
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            return WRITTEN_BYTES / (time.perf_counter() - started)
+    except OSError:
+        return 0.0

@@ -1,0 +1,61 @@
+"""What every rank of a job does in a step, from what one rank of each kind did. Pure."""
+
+from collections.abc import Sequence
+
+from tonari.oracle.record import Message, Wait
+from tonari.oracle.stopwatch import Timed
+from tonari.oracle.traffic import axes_of
+from tonari.trainer.mesh.mesh import AXES
+
+
+def programs(of_stages: Sequence[Timed], world_size: int, sizes: Sequence[int]) -> list[Timed]:
+    """Hand out what each rank of a job does, in the order of the ranks.
+
+    Args:
+        of_stages: By coordinate of pp, what a rank there does.
+        world_size: Ranks of the job.
+        sizes: Ranks along each of ``tonari.trainer.mesh.mesh.AXES``.
+    """
+    return [
+        moved(of_stages[rank * sizes[0] // world_size], rank, sizes) for rank in range(world_size)
+    ]
+
+
+def moved(timed: Timed, rank: int, sizes: Sequence[int]) -> Timed:
+    """Let another rank at the same coordinate of pp do what a rank does.
+
+    Its groups are those along the same axes, its peers those as far along pp.
+
+    Args:
+        timed: What the other one does.
+        rank: Whose turn it is.
+        sizes: Ranks along each of ``tonari.trainer.mesh.mesh.AXES``.
+    """
+    if timed.rank == rank:
+        return timed
+
+    def of_rank(event: Message | Wait) -> Message | Wait:
+        if isinstance(event, Wait):
+            return event
+        peer = None if event.peer is None else event.peer + rank - timed.rank
+        axes = axes_of(event.ranks, sizes)
+        return Message(event.kind, group_of(rank, axes, sizes), event.num_bytes, peer)
+
+    return Timed(
+        rank=rank, events=tuple(map(of_rank, timed.events)), laps_s=timed.laps_s,
+        step_s=timed.step_s,
+    )  # fmt: skip
+
+
+def group_of(rank: int, axes: Sequence[str], sizes: Sequence[int]) -> tuple[int, ...]:
+    """List the ranks, ascending, that differ from one along some axes only."""
+    ranks, stride = [rank], 1
+    for axis, size in zip(reversed(AXES), reversed(sizes), strict=True):
+        if axis in axes:
+            ranks = [
+                each + (place - each // stride % size) * stride
+                for each in ranks
+                for place in range(size)
+            ]
+        stride *= size
+    return tuple(sorted(ranks))

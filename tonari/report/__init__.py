@@ -1,0 +1,1 @@
+"""Pages, pictures and figures of results, for all commands that report."""

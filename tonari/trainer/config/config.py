@@ -1,0 +1,346 @@
+"""A run's settings: a TOML file, then ``key=value`` overrides, into checked dataclasses.
+
+Relative paths count from the directory the command runs in, in the file as in an override, so that
+one line can be moved between the two.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_type_hints
+
+from dataio import NodeCache, Staging, Workers
+from dataio.base import toml
+from dataio.base.location import check_path
+from dataio.source.classes import Classes
+from tonari.names import EXAMPLES
+from tonari.trainer.config.augment import AugmentConfig, check_augment, check_rescoring
+from tonari.trainer.config.importance import NAMED as POLICY
+from tonari.trainer.config.importance import ImportanceConfig
+from tonari.trainer.config.model import GIVEN, TEXT_MODELS, ModelConfig
+from tonari.trainer.config.model import NAMED as MODEL
+from tonari.trainer.config.optimizer import OptimizerConfig
+from tonari.trainer.config.settings import (
+    Count,
+    NotNegative,
+    Positive,
+    Section,
+    Share,
+    Whole,
+    apply_override,
+    build_section,
+    check_known,
+)
+from tonari.trainer.config.shuffle import NAMED as SHUFFLE
+from tonari.trainer.config.shuffle import ShuffleConfig
+from tonari.trainer.config.text import TextConfig, check_text
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.place import SPLIT, Schedule, Targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Section):
+    """What to train on: images in shards, or text files, and how samples are read; per replica.
+
+    Of text, a sample is ``sequence_length`` bytes and the one after them; without a ``test`` file
+    the last ``test_fraction`` of the samples are left for it. ``exclude`` is a CSV or Parquet list,
+    or some, of samples that are not trained on, such as the page of `tonari hardest` saves.
+    ``test_classes`` is ``classes`` of `dataio.Loader.evaluation`: ``"same"`` refuses a ``test``
+    whose classes have other names than those of ``train``, ``"training"`` numbers an image folder
+    as training does, and ``"own"`` leaves it its own numbers. ``joined`` is that of
+    `dataio.Shards`: tar shards of ``train`` and ``test`` may be archives joined by ``cat``.
+    ``cache``, ``staging`` and ``workers`` are tables of their own, or for the first a path: see
+    `dataio.NodeCache`, `dataio.Staging` and `dataio.Workers`; for the others `dataio.Loader`.
+    """
+
+    train: str | tuple[str, ...]
+    test: str | tuple[str, ...] = ""
+    kind: Literal["images", "text"] = "images"
+    sequence_length: Count = 128
+    test_classes: Classes = "same"
+    test_fraction: Share = 0.0
+    joined: bool = False
+    image: str = "jpg"
+    label: str = "cls"
+    image_size: Count | None = None
+    channels: Literal[1, 3] = 3
+    batch_size: Count = 64
+    drop_last: bool = False
+    exclude: str | tuple[str, ...] = ""
+    cache: NodeCache = field(default_factory=NodeCache)
+    staging: Staging = field(default_factory=Staging)
+    workers: Workers = field(default_factory=Workers)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.test_fraction and (self.test or self.kind != "text"):
+            raise ConfigError(
+                f"data.test_fraction is {self.test_fraction}, expected 0 where data.kind is "
+                f'"images" or data.test is given; leave one of them out'
+            )
+        if self.joined and self.kind == "text":
+            raise ConfigError(
+                'data.joined is true, expected false where data.kind is "text": it is for tar '
+                "shards of images; leave it out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig(Section):
+    """Ranks along each axis, and how the model is spread over them.
+
+    ``dp_replicate`` left out takes the ranks that remain; ``microbatches`` as few as the pipeline
+    can be kept busy with: one a stage. ``virtual`` is for the schedules that give a rank several
+    stages, interleaved and zero_bubble. ``targets`` says how the last stage gets its columns where
+    it is on another node than the first: the reader sends them, or it reads them, and nothing else.
+    ``checkpointing_blocks`` of each stage compute their activations again, 0: all. Before them
+    ``swap_blocks`` of each stage are chosen, whose activations wait in the host's memory.
+    """
+
+    pp: Count = 1
+    dp_replicate: Count | None = None
+    dp_shard: Count = 1
+    cp: Count = 1
+    tp: Count = 1
+    schedule: Schedule = "1f1b"
+    virtual: Count = 2
+    microbatches: Count | None = None
+    targets: Targets = "send"
+    sequence_parallel: bool = False
+    loss_parallel: bool = False
+    checkpointing: Literal["none", "full", "selective"] = "none"
+    checkpointing_blocks: Whole = 0
+    swap_blocks: Whole = 0
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    compile: bool = False
+    offload: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.checkpointing_blocks and self.checkpointing == "none":
+            raise ConfigError(
+                f"mesh.checkpointing_blocks is {self.checkpointing_blocks}, but "
+                'mesh.checkpointing is "none", so that no block computes anything again; leave it '
+                "out, or give mesh.checkpointing=full"
+            )
+        if self.checkpointing == "selective" and self.schedule in SPLIT:
+            raise ConfigError(
+                f'mesh.checkpointing is "selective" with mesh.schedule "{self.schedule}", which '
+                "goes back over a stage twice, and what was kept is there once; choose "
+                "mesh.checkpointing=full, or mesh.schedule=interleaved"
+            )
+        if self.swap_blocks and self.schedule in SPLIT:
+            raise ConfigError(
+                f'mesh.swap_blocks is {self.swap_blocks} with mesh.schedule "{self.schedule}", '
+                "which goes back over a stage twice, so that what came back would stay until the "
+                "second time; leave mesh.swap_blocks out, or choose mesh.schedule=interleaved"
+            )
+        if self.swap_blocks and self.compile:
+            raise ConfigError(
+                f"mesh.swap_blocks is {self.swap_blocks} with mesh.compile=true, but a compiled "
+                "block keeps what its compiler chose, where copies cannot see it; leave one of "
+                "them out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Section):
+    """How long, and where results go; ``checkpoint_epochs`` 0 writes none but at a SIGTERM.
+
+    ``max_steps`` ends the run earlier than ``epochs``, in the middle of an epoch too; so does
+    ``max_tokens``, of text: at the step that reaches them. ``evaluate_steps`` evaluates every so
+    many steps beside the ends of epochs.
+    ``checkpoint_steps`` writes one every so many steps too, for epochs that are long. Of text,
+    ``evaluate_tokens`` and ``checkpoint_tokens`` count tokens in place of steps.
+    ``prometheus`` is a file that each rank writes for node_exporter, under its own number;
+    ``otel`` sends the same by OpenTelemetry.
+    ``checkpoint_async`` writes them while training goes on. ``trust_checkpoints`` reads also what
+    is more than tensors, numbers and text, which may run code. ``profile_steps`` are the first and
+    the last step, of this start of the run, that torch's profiler traces. ``deterministic`` has
+    torch use kernels alone that give the same bits each time, and refuse operations that have none.
+    ``peak_tflops`` of a device is for the MFU, 0: as known of it. ``verify`` compares the first
+    step of a model of your own, on several ranks or with ``mesh.checkpointing``, with one process
+    of plain torch, once: see docs/models.md.
+    """
+
+    epochs: Count = 10
+    max_steps: Whole = 0
+    max_tokens: Whole = 0
+    evaluate_steps: Whole = 0
+    evaluate_tokens: Whole = 0
+    seed: Whole = 0
+    deterministic: bool = False
+    directory: str = "runs/train"
+    checkpoint_epochs: Whole = 1
+    checkpoint_steps: Whole = 0
+    checkpoint_tokens: Whole = 0
+    checkpoint_async: bool = False
+    keep_checkpoints: Count = 2
+    trust_checkpoints: bool = False
+    log_steps: Count = 50
+    tensorboard: bool = False
+    prometheus: str = ""
+    otel: bool = False
+    profile_steps: tuple[Count, ...] = ()
+    peak_tflops: NotNegative = 0.0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    timeout_s: Positive = 300.0
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("max", "evaluate", "checkpoint"):
+            steps, tokens = getattr(self, f"{name}_steps"), getattr(self, f"{name}_tokens")
+            if steps and tokens:
+                raise ConfigError(
+                    f"run.{name}_steps is {steps} and run.{name}_tokens is {tokens}, "
+                    "expected one of them; leave the other out"
+                )
+        try:
+            check_path(self.directory, "run.directory")
+        except ValueError as error:
+            raise ConfigError(error) from error
+        traced = self.profile_steps
+        if traced and (len(traced) != 2 or traced[0] > traced[1]):
+            raise ConfigError(
+                f"run.profile_steps is {traced!r}, expected a first and a last step; give for "
+                "example [10, 15]"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All settings of a run."""
+
+    data: DataConfig
+    model: ModelConfig = field(default_factory=lambda: ModelConfig(kind=GIVEN))
+    text: TextConfig = field(default_factory=TextConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    shuffle: ShuffleConfig = field(default_factory=ShuffleConfig)
+    importance: ImportanceConfig = field(default_factory=ImportanceConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        self._check_length()
+        if self.mesh.swap_blocks and self.run.device == "cpu":
+            raise ConfigError(NO_SWAP.format(self.mesh.swap_blocks, 'run.device is "cpu"'))
+        data = self.data
+        check_augment(
+            self.augment, is_text=data.kind == "text", channels=data.channels,
+            image_size=data.image_size, drop_last=data.drop_last,
+        )  # fmt: skip
+        check_rescoring(self.augment, rescores=self.importance.rescores)
+        is_text = self.data.kind == "text"
+        check_text(self.text, is_text=is_text, test_fraction=data.test_fraction, cp=self.mesh.cp)
+        if not self.model.is_own and (self.model.kind in TEXT_MODELS) != is_text:
+            raise ConfigError(
+                f'model.kind is "{self.model.kind}" and data.kind is "{self.data.kind}", expected '
+                'a gpt or llama for text and another model for images; give data.kind="text" with '
+                'model.kind="gpt"'
+            )
+
+    def _check_length(self) -> None:
+        run, optimizer = self.run, self.optimizer
+        for name, tokens in {
+            "run.max": run.max_tokens, "run.evaluate": run.evaluate_tokens,
+            "run.checkpoint": run.checkpoint_tokens, "optimizer.warmup": optimizer.warmup_tokens,
+        }.items():  # fmt: skip
+            if tokens and self.data.kind != "text":
+                raise ConfigError(
+                    f'{name}_tokens is {tokens}, expected 0 where data.kind is "images"; give '
+                    f"{name}_steps"
+                )
+        every = run.evaluate_steps or run.evaluate_tokens
+        unit = "steps" if run.evaluate_steps else "tokens"
+        if every and not (self.data.test or self.data.test_fraction):
+            raise ConfigError(
+                f"run.evaluate_{unit} is {every}, but there is nothing to evaluate on; give "
+                "data.test, or for text data.test_fraction"
+            )
+        if run.max_steps or run.max_tokens:
+            if optimizer.warmup_epochs:
+                raise ConfigError(
+                    f"optimizer.warmup_epochs is {optimizer.warmup_epochs}, but the length of the "
+                    "run is in steps; give optimizer.warmup_steps"
+                )
+            if self.importance.drops_by_rate:
+                raise ConfigError(
+                    'importance.drops is "lr", which goes by epochs, but the length of the run is '
+                    "in steps; give the epochs of the drops, or run.epochs alone"
+                )
+        elif optimizer.warms_up_by_step and optimizer.schedule_by == "epoch":
+            raise ConfigError(
+                'optimizer.schedule_by is "epoch", but the warm-up ends within one; give '
+                "optimizer.schedule_by=step"
+            )
+
+
+NO_SWAP = (
+    "mesh.swap_blocks is {}, but {}, where activations are in the host's memory already; leave "
+    "mesh.swap_blocks out, or train on a GPU with run.device=cuda"
+)
+
+SECTIONS: dict[str, type[Section]] = get_type_hints(Config)
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a run's settings.
+
+    Args:
+        path: TOML file with a table for each section.
+        overrides: ``section.key=value``, the value in TOML; what is not TOML is taken as text. A
+            kind in place of the file's leaves out the settings that it does not take.
+
+    Raises:
+        ConfigError: If the file cannot be read, a key is unknown or missing, or a value is out of
+            range.
+    """
+    try:
+        tables = toml.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read as TOML: {error}; give a file like {EXAMPLES / 'cifar10.toml'}"
+        ) from error
+    try:
+        for override in overrides:
+            _leave_out_others(tables, override)
+        for override in overrides:
+            apply_override(tables, override)
+        return build_config(tables)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _leave_out_others(tables: Mapping[str, object], override: str) -> None:
+    """Leave out of a file's table what only other kinds than the one of the override take."""
+    section, _, kind = override.partition(".kind=")
+    named = {"shuffle": SHUFFLE, "importance": POLICY, "model": MODEL}.get(section)
+    table = tables.get(section)
+    if named and isinstance(table, dict) and kind.strip("\"'") in named.kinds:
+        for name in named.all_settings().difference(named.takes(kind.strip("\"'"))):
+            table.pop(name, None)
+
+
+OF_GIVEN = {"weights", "layers", "args"}
+"""Keys of [model] that say nothing of a kind: alone they are of the model that the caller gives."""
+
+
+def build_config(tables: Mapping[str, object]) -> Config:
+    """Check the tables of a file, one for each section.
+
+    Raises:
+        ConfigError: If a key is unknown or missing, or a value out of range.
+    """
+    for section in tables:
+        check_known(section, SECTIONS)
+    model = tables.get("model")
+    if isinstance(model, Mapping) and model and set(model) <= OF_GIVEN:
+        tables = {**tables, "model": {"kind": GIVEN, **model}}
+    made = {
+        name: build_section(made_by, tables.get(name, {}))
+        for name, made_by in SECTIONS.items()
+        if name != "model" or name in tables
+    }
+    return Config(**made)  # type: ignore[arg-type]

@@ -1,0 +1,106 @@
+"""What a TOML file says of the optimizer, its learning rate, and what a step is."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from tonari.trainer.config.settings import (
+    Count,
+    NotNegative,
+    Positive,
+    Range,
+    Section,
+    Share,
+    Whole,
+)
+from tonari.trainer.errors import ConfigError
+
+ScheduleKind = Literal["cosine", "linear", "steps", "wsd"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(Section):
+    """The optimizer and its learning rate: a warm-up, then a schedule that ends at ``min_lr``.
+
+    ``kind`` is ``"sgd"``, ``"adamw"`` or the name of a class, such as ``"torch.optim.NAdam"`` or
+    ``"package.module:Name"``, which takes the table ``args`` as keyword arguments. ``momentum`` is
+    for SGD, ``betas`` are for AdamW. ``decay_norms`` says whether ``weight_decay`` applies to
+    parameters of at most one dimension too, which are norms and biases; it defaults to false for
+    AdamW and to true for the others.
+
+    ``schedule`` is a cosine, a line, ``steps`` down by ``decay`` at each of ``milestones``, or
+    ``wsd``: constant, and a line down over the last ``decay_fraction`` of the run. ``schedule_by``
+    "step" changes the rate at every step, by the part of the epoch's steps that is done: hidden
+    rows make an epoch shorter, not the schedule. Where ``run.max_steps`` or ``run.max_tokens`` is
+    the length of the run, the schedule goes by steps of the run, and ``milestones`` are steps.
+
+    A step's gradient is the mean over the rows of ``accumulate`` batches; ``clip`` bounds its norm
+    over the whole mesh, 0: not. ``ema`` is the share of the averaged weights that a step keeps; 0
+    averages none.
+    """
+
+    kind: str = "sgd"
+    args: dict[str, object] = field(default_factory=dict)
+    lr: Positive = 0.1
+    momentum: Share = 0.9
+    betas: tuple[Share, ...] = (0.9, 0.95)
+    weight_decay: NotNegative = 5e-4
+    decay_norms: bool | None = None
+    clip: NotNegative = 0.0
+    accumulate: Count = 1
+    schedule: ScheduleKind = "cosine"
+    schedule_by: Literal["epoch", "step"] = "epoch"
+    min_lr: NotNegative = 0.0
+    warmup_epochs: NotNegative = 0
+    warmup_steps: Whole = 0
+    warmup_tokens: Whole = 0
+    milestones: tuple[Count, ...] = ()
+    decay: Annotated[float, Range(0, 1, "(]")] = 0.1
+    decay_fraction: Annotated[float, Range(0, 1, "(]")] = 0.1
+    ema: Share = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.betas) != 2:
+            raise ConfigError(
+                f"optimizer.betas is {self.betas!r}, expected two numbers in [0, 1); give for "
+                "example [0.9, 0.95]"
+            )
+        if self.kind not in ("sgd", "adamw") and not {".", ":"} & set(self.kind):
+            raise ConfigError(
+                f'optimizer.kind is "{self.kind}", expected sgd, adamw, or the name of a class '
+                'with its module; give for example "torch.optim.NAdam"'
+            )
+        if self.args and self.kind in ("sgd", "adamw"):
+            raise ConfigError(
+                f'optimizer.args is given, but optimizer.kind "{self.kind}" has settings of its '
+                "own; leave it out, or name a class such as torch.optim.SGD"
+            )
+        for name in ("params", "lr", "weight_decay"):
+            if name in self.args:
+                raise ConfigError(
+                    f"optimizer.args.{name} is given, but the trainer sets it; leave it out"
+                    + ("" if name == "params" else f", and give optimizer.{name}")
+                )
+        if self.min_lr > self.lr:
+            raise ConfigError(
+                f"optimizer.min_lr is {self.min_lr}, expected at most optimizer.lr = {self.lr}; "
+                "give a smaller one"
+            )
+        names = ("warmup_steps", "warmup_epochs", "warmup_tokens")
+        given = [
+            f"optimizer.{name} is {getattr(self, name)}" for name in names if getattr(self, name)
+        ]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)}, expected one of them; leave the other out")
+
+    @property
+    def decays_norms(self) -> bool:
+        """Whether the weight decay applies to norms and biases."""
+        return self.kind != "adamw" if self.decay_norms is None else self.decay_norms
+
+    @property
+    def warms_up_by_step(self) -> bool:
+        """Whether the warm-up can end within an epoch."""
+        return self.warmup_steps + self.warmup_tokens > 0 or self.warmup_epochs != int(
+            self.warmup_epochs
+        )

@@ -1,0 +1,84 @@
+"""The device mesh: every axis is there, of size 1 where unused, so that one path serves all."""
+
+import math
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.place import Schedule, num_stages
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+
+
+def axis_sizes(
+    world_size: int,
+    *,
+    pp: int = 1,
+    dp_replicate: int | None = None,
+    dp_shard: int = 1,
+    cp: int = 1,
+    tp: int = 1,
+) -> tuple[int, ...]:
+    """Decide the ranks along each of ``AXES``; their product is ``world_size``.
+
+    Args:
+        world_size: Ranks of the job.
+        pp: Pipeline stages.
+        dp_replicate: Copies of the (sharded) model; None takes the ranks that remain.
+        dp_shard: Ranks that share one copy's parameters.
+        cp: Ranks that share a sequence.
+        tp: Ranks that share a layer.
+
+    Raises:
+        ConfigError: If the ranks do not divide so.
+    """
+    others = pp * dp_shard * cp * tp
+    copies = max(world_size // others, 1) if dp_replicate is None else dp_replicate
+    sizes = (pp, copies, dp_shard, cp, tp)
+    if math.prod(sizes) != world_size:
+        found = " x ".join(f"{name} {size}" for name, size in zip(AXES, sizes, strict=True))
+        raise ConfigError(
+            f"mesh: {found} is {math.prod(sizes)} ranks, but the job has {world_size}; start that "
+            f"many, or leave mesh.dp_replicate out and choose other sizes whose product divides "
+            f"{world_size}"
+        )
+    return sizes
+
+
+def num_microbatches(wanted: int | None, *, pp: int, schedule: Schedule, virtual: int) -> int:
+    """Decide into how many parts a pipeline cuts a batch.
+
+    Args:
+        wanted: None: one a stage.
+        pp: Ranks of the pipeline.
+        schedule: The order of the pipeline's work.
+        virtual: Stages a rank, where the schedule is looped.
+    """
+    return num_stages(pp, schedule, virtual) if wanted is None else wanted
+
+
+def check_context(cp: int, *, sequence_length: int | None) -> None:
+    """Refuse context parallelism where there is no sequence that it divides.
+
+    Args:
+        cp: Ranks that share a sequence.
+        sequence_length: Tokens of a sample; None for images.
+
+    Raises:
+        ConfigError: If it does not divide.
+    """
+    if cp > 1 and (sequence_length is None or sequence_length % cp):
+        found = "images" if sequence_length is None else f"sequences of {sequence_length}"
+        raise ConfigError(
+            f"mesh.cp is {cp}, which does not divide {found}; leave mesh.cp out, or give text and "
+            f"a data.sequence_length that is a multiple of {cp}"
+        )
+
+
+def make_mesh(sizes: tuple[int, ...], *, device_type: str) -> DeviceMesh:
+    """Lay the ranks out along ``AXES``, in rank order. Collective."""
+    # torch remembers meshes by their shape, and with them groups of a job that this process has
+    # left, or of another rank that it was traced as.
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    return init_device_mesh(device_type, sizes, mesh_dim_names=AXES)

@@ -1,0 +1,195 @@
+"""What a run did: JSON lines and TensorBoard on disk, and a line on rank 0's terminal."""
+
+import importlib.util
+import logging
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from typing_extensions import Self
+
+from dataio.base.lines import checked_line, parse_checked_line
+from tonari.trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+logger = logging.getLogger(__name__)
+Line = Mapping[str, str | int | float | None]
+"""One object of the log. Times are ``*_s``, sizes ``*_bytes``, shares ``*_fraction``."""
+
+
+class MetricsLog:
+    """Appends one JSON object a line; each is on disk before the next step. For one rank.
+
+    Each has a ``checksum``, which `dataio.base.lines` checks: a figure that has changed is not
+    taken for one that was measured.
+
+    Args:
+        path: Made with its directory.
+        after_step: Keep the lines an earlier start wrote up to this step; None keeps nothing.
+    """
+
+    def __init__(self, path: Path, *, after_step: int | None = None) -> None:
+        self.path = path
+        self._after_step = after_step
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "a", buffering=1)
+        self._file.truncate(_bytes_until(self.path, self._after_step))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def write(self, line: Line) -> None:
+        """Append a line; what is not finite is written as null, which every reader takes."""
+        finite = {name: value if _is_finite(value) else None for name, value in line.items()}
+        self._file.write(checked_line(finite) + "\n")
+
+
+class Board:
+    """Writes every number of a line for TensorBoard, under its kind. For one rank.
+
+    Args:
+        directory: Of the event files.
+
+    Raises:
+        ConfigError: If TensorBoard is not installed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._writer = import_writer()(str(directory))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._writer.close()
+
+    def write(self, line: Line) -> None:
+        """Add a line's numbers at its step."""
+        kind, step = line["kind"], line["step"]
+        for name, value in line.items():
+            if isinstance(value, int | float) and name not in ("epoch", "step"):
+                self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+
+def import_writer() -> "type[SummaryWriter]":
+    """Import what writes for TensorBoard.
+
+    Raises:
+        ConfigError: If TensorBoard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard.writer import SummaryWriter
+    except ImportError as error:
+        raise ConfigError(
+            f"run.tensorboard is true, but tensorboard cannot be imported ({error}); "
+            "pip install 'tonari[tensorboard]', or set run.tensorboard=false: metrics.jsonl "
+            "has the same figures"
+        ) from error
+    return SummaryWriter
+
+
+class ProgressLine:
+    """Shows an epoch's steps on a terminal; where there is none, or no rich, shows nothing."""
+
+    def __init__(self, *, shown: bool) -> None:
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        if shown and sys.stderr.isatty() and importlib.util.find_spec("rich"):
+            import rich.console
+            import rich.progress
+
+            console = rich.console.Console(stderr=True)
+            self._bar = rich.progress.Progress(console=console, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def say(self, words: str) -> None:
+        """Put words beside the bar."""
+        if self._bar is not None:
+            self._bar.update(self._shown(self._bar), description=words)
+
+    def count(self, step: int, *, of: int) -> None:
+        """Say how far the epoch is."""
+        if self._bar is not None:
+            self._bar.update(self._shown(self._bar), completed=step, total=of)
+
+    def _shown(self, bar: "Progress") -> "TaskID":
+        if self._task is None:
+            self._task = bar.add_task("training")
+        return self._task
+
+
+def progress_words(line: Line) -> str:
+    """Put the figures of recent steps into the words of one line; those not known are left out."""
+    shown = [
+        _figure(line, "loss", "loss {:.4f}"),
+        _figure(line, "samples_per_s", "{:,.0f} samples/s"),
+        _figure(line, "tokens_per_s", "{:,.0f} tokens/s"),
+        _figure(line, "mfu", "MFU {:.1%}"),
+        _figure(line, "wait_fraction", "wait {:.0%}"),
+        _figure(line, "hidden_fraction", "hidden {:.0%}"),
+        _figure(line, "exchange_overlap_fraction", "overlap {:.0%}"),
+    ]
+    return ", ".join([f"epoch {line['epoch']}, step {line['step']}", *filter(None, shown)])
+
+
+def _figure(line: Line, name: str, words: str) -> str:
+    value = line.get(name)
+    return "" if value is None else words.format(value)
+
+
+def _is_finite(value: object) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _bytes_until(path: Path, step: int | None) -> int:
+    if step is None:
+        return 0
+    kept_bytes = 0
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            later = (parse_checked_line(line) or {})["step"] > step
+        except (ValueError, KeyError, TypeError) as error:
+            # Figures are to be looked at: no run ends for one that cannot be.
+            logger.warning(
+                "[rank 0] %s: line %d is damaged (%s), expected an object with a step; it is left "
+                "as it is: mend or remove it", path, number, error,
+            )  # fmt: skip
+            later = False
+        if later:
+            break
+        kept_bytes += len(line)
+    return kept_bytes
