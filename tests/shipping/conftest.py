@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 FILES = (
     "pyproject.toml setup.py MANIFEST.in README.md LICENSE CHANGELOG.md constraints.txt Makefile"
 )
-FOLDERS = "tonari dataio importance shuffle trainer oracle benchmarks examples"
+PACKAGES = "dataio importance shuffle tonari".split()
 BUILD = "import sys; from setuptools import build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])"
 
 Layout = Literal["checkout", "wheel"]
@@ -55,7 +55,7 @@ def make_wheel(work: Path) -> None:
     source.mkdir(parents=True)
     for name in FILES.split():
         shutil.copy(ROOT / name, source)
-    for name in FOLDERS.split():
+    for name in (*PACKAGES, "examples", "benchmarks"):
         shutil.copytree(
             ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
         )
