@@ -64,7 +64,7 @@ def forward(model: nn.Module, image: Tensor) -> Tensor:
 def train(loader: dataio.Loader, given: argparse.Namespace) -> None:
     val = loader.evaluation(given.val, fields=VAL)
     network = seeded(partial(make_network, given.classes), seed=0).to(loader.device)
-    network.to(memory_format=torch.channels_last)
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     decay = get_ema_multi_avg_fn(given.ema)  # type: ignore[no-untyped-call]
     average = AveragedModel(network, multi_avg_fn=decay)
     model = nn.parallel.DistributedDataParallel(network)
