@@ -26,7 +26,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.studies.first_weights import forget_peak, resident_bytes
 from tonari.bench.errors import BenchError
 from tonari.bench.loader.launch import mpiexec
 from tonari.oracle import trace_step
@@ -81,6 +80,17 @@ VIT = (
 )  # fmt: skip
 FULL = "mesh.checkpointing=full"
 RESNET = ("model.kind=resnet50", "model.num_classes=10")
+
+
+def resident_bytes(name: str) -> int:
+    """Read ``VmRSS``, or ``VmHWM``: the most since `forget_peak`."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def forget_peak() -> None:
+    """Begin to count the most that is resident anew."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,11 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 LOG = logging.getLogger("mkdocs.hooks.tonari")
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?\)")
+MODULE = re.compile(r"python -m ((?:benchmarks|dataio|importance|shuffle|tests|tonari)(?:\.\w+)+)")
+FILE = re.compile(
+    r"(?<![\w./-])((?:benchmarks|dataio|examples|importance|packaging|shuffle|tests|tonari)/[\w./-]+\.\w+)"
+)
+COMMIT = re.compile(r"\bcommit [0-9a-f]{7}\b")
 FENCE = re.compile(r"^(```+).*?^\1`*$", re.MULTILINE | re.DOTALL)
 NAMED = ("NodeCache", "Staging", "Workers")
 OF_KINDS = ("shuffle", "importance", "model")
@@ -42,7 +47,31 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         markdown = markdown.replace("<!-- toml keys -->", toml_keys())
     if "<!-- commands -->" in markdown:
         markdown = markdown.replace("<!-- commands -->", commands())
-    return unlink(markdown, PurePosixPath(page.file.src_uri))
+    path = PurePosixPath(page.file.src_uri)
+    for name in named_but_absent(markdown) if path.parts[0] != "adr" else ():
+        LOG.warning(
+            f"{path}: names {name}, and there is none; correct it, or say at which commit it was"
+        )
+    return unlink(markdown, path)
+
+
+def named_but_absent(markdown: str) -> list[str]:
+    """List the modules and files of ours that a page names and the repository does not have.
+
+    A paragraph that names a commit may name what was there then.
+    """
+    found = []
+    for paragraph in re.split(r"\n\s*\n", markdown):
+        if COMMIT.search(paragraph):
+            continue
+        modules = (name.replace(".", "/") for name in MODULE.findall(paragraph))
+        found += [
+            name
+            for name in modules
+            if not (ROOT / f"{name}.py").exists() and not (ROOT / name / "__init__.py").exists()
+        ]
+        found += [name for name in FILE.findall(paragraph) if not (ROOT / name).exists()]
+    return found
 
 
 def expand(nav: Any) -> Any:

@@ -63,3 +63,9 @@ def test_every_setting_of_every_kind_is_in_the_reference(section):
     for kind in named.kinds:
         (row,) = (row for row in rows if row.startswith(f"| `{kind}` |"))
         assert all(f"`{name}`" in row for name in named.takes(kind))
+
+
+def test_a_page_that_names_what_is_not_there_is_found():
+    page = "`python -m benchmarks.gone`, `tests/lab/gone.py`, `tonari/cli.py`"
+    page += "\n\n`tests/gone.py` at commit 4196f43."
+    assert hooks.named_but_absent(page) == ["benchmarks/gone", "tests/lab/gone.py"]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.lab.links import TRAINING, Found, measure
 from tests.lab import cluster, parallel_fs
-from tests.lab.links import TRAINING, Found, measure
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.lab.plan_of_epochs import OF_DATA
 from benchmarks.studies import step_time
 from benchmarks.studies.step_memory import TEXT
 from tests.lab import cluster
 from tests.lab.cluster import Lab
-from tests.lab.plan_of_epochs import OF_DATA
 from tests.multirank import ROOT
 from tonari.bench.loader.launch import mpiexec
 from tonari.oracle.cluster.cluster import Cluster, Level

@@ -1,6 +1,6 @@
 """How the time of an epoch depends on the nodes' links to the shared filesystem.
 
-    python -m tests.lab.links --out found --plot links.png
+    python -m benchmarks.lab.links --out found --plot links.png
 
 Four nodes of the lab train with an emulated step on a parallel filesystem, their links from a fifth
 of what a step consumes to four times that. Nodes keep nothing of what they read from there, as

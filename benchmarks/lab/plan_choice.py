@@ -1,6 +1,6 @@
 r"""Is the mesh that `tonari plan` puts first also the one whose steps are the shortest?
 
-    python -m tests.lab.plan_choice [--only "gpt on lab"] [--json-file out.json]
+    python -m benchmarks.lab.plan_choice [--only "gpt on lab"] [--json-file out.json]
 
 Six jobs: three models on one node of two ranks, and each on two nodes of the lab with two ranks
 each, joined by slow links. `tonari probe --try` times all meshes in question on one node, the plan
@@ -25,10 +25,10 @@ from pathlib import Path
 
 from scipy.stats import spearmanr
 
+from benchmarks.lab.plan_of_epochs import OF_DATA
 from benchmarks.studies import step_time
 from benchmarks.studies.step_memory import IMAGES, TEXT
 from tests.lab.cluster import Lab
-from tests.lab.plan_of_epochs import OF_DATA
 from tonari.bench.loader.launch import mpiexec
 from tonari.oracle.cluster.cluster import Cluster, Level
 from tonari.oracle.plan import plan_step

@@ -1,4 +1,4 @@
-"""Train a case of `tests.lab.plan_of_epochs`, or probe; rank 0 writes figures.
+"""Train a case of `benchmarks.lab.plan_of_epochs`, or probe; rank 0 writes figures.
 
 Arguments: what to do, as JSON; the file to which the answer is added.
 """

@@ -1,6 +1,6 @@
 r"""How right `tonari plan` is about an epoch: by exchange, hidden rows, links and slow sources.
 
-    python -m tests.lab.plan_of_epochs --train cifar10-test.parquet --out DIR      # root, FUSE
+    python -m benchmarks.lab.plan_of_epochs --train cifar10-test.parquet --out DIR      # root, FUSE
 
 Each case trains a small ResNet on two ranks, each of which is a node: one of the lab where a link
 is named, else a pretended one. The source is a directory behind `tests/slowfs.py` where its rate is
@@ -206,7 +206,7 @@ class Study:
                 }  # fmt: skip
                 # Of its own processes, as a user starts each: what ran before leaves its traces
                 command = [
-                    *starter, sys.executable, "-W", "ignore", "-m", "tests.lab.train_case",
+                    *starter, sys.executable, "-W", "ignore", "-m", "benchmarks.lab.train_case",
                     json.dumps(job), str(self._runs),
                 ]  # fmt: skip
                 subprocess.run(command, check=True, env=env, timeout=TIMEOUT_S)

@@ -1,6 +1,6 @@
 r"""How right `tonari plan` is about slow sources: under quotas, and when staging has paid.
 
-    python -m tests.lab.plan_of_sources --train cifar10-test.parquet      # FUSE
+    python -m benchmarks.lab.plan_of_sources --train cifar10-test.parquet      # FUSE
 
 A loader alone, whose steps are pauses: what else this machine does matters little. The source is a
 directory behind `tests/slowfs.py`. The plan knows the loader's step from an epoch of a staged
@@ -25,10 +25,10 @@ import torch
 import webdataset
 
 import dataio
+from benchmarks.lab.plan_of_epochs import ROWS, Study
 from dataio import Int, Loader, NodeCache, Reports, Workers
 from dataio.source import open_source
 from dataio.store.streaming import Streaming
-from tests.lab.plan_of_epochs import ROWS, Study
 from tests.slowfs import slowfs
 from tonari.oracle.cluster.cluster import Cluster, Level, Storage
 from tonari.oracle.feeds import lay_rows

@@ -1,6 +1,6 @@
 r"""How right `tonari plan` is about an epoch whose rows come from slow node disks.
 
-    python -m tests.lab.plan_on_disks --out DIR      # root, a loop device, control groups (v1)
+    python -m benchmarks.lab.plan_on_disks --out DIR      # root, a loop device, control groups (v1)
 
 Two ranks are two nodes, pretended, each in control groups of its own: one lets it read so many
 bytes a second from the device on which the caches lie, the other gives it less memory than it needs
@@ -29,8 +29,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from benchmarks.lab.plan_of_epochs import MEMORY_GBYTE_S, RANKS, SETTINGS, TIMEOUT_S
 from dataio.store.files.fetch import MEMORY_FRACTION
-from tests.lab.plan_of_epochs import MEMORY_GBYTE_S, RANKS, SETTINGS, TIMEOUT_S
 from tests.slowfs import ROOT
 from tonari.bench.loader.launch import mpiexec
 from tonari.oracle.cluster.cluster import Cluster, Host, Level, Storage
@@ -171,7 +171,7 @@ class Study:
                 nodes.limit((rate or 0) * 1e6)
                 command = [
                     mpiexec(), "-n", str(RANKS), *([] if rate is None else nodes.enter),
-                    sys.executable, "-W", "ignore", "-m", "tests.lab.train_case",
+                    sys.executable, "-W", "ignore", "-m", "benchmarks.lab.train_case",
                     json.dumps(job), str(self._runs),
                 ]  # fmt: skip
                 subprocess.run(command, check=True, env=env, timeout=TIMEOUT_S)

@@ -1,6 +1,6 @@
 """Run `tonari bench exchange` on the nodes of a lab, over links of a given rate.
 
-    python -m tests.lab.run_exchange --nodes 4 --rate 1gbit [--sets 100k --exchanges 0.1 ...]
+    python -m benchmarks.lab.run_exchange --nodes 4 --rate 1gbit [--sets 100k --exchanges 0.1 ...]
 
 What is not named here goes to the benchmark as it is; see `tonari bench exchange --help`. Without
 --rate, every link carries twice the mean rate of the exchange: Q of a rank's bytes, over the time
@@ -26,14 +26,14 @@ HEADROOM = 2.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; exit status as the benchmark's, 2 where no lab can be made."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.lab.run_exchange",
+        prog="python -m benchmarks.lab.run_exchange",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--nodes", type=int, default=4, help="one rank on each")
     parser.add_argument("--rate", default="", help="of every link, as tc writes it: 1gbit, 200mbit")
     chosen, rest = parser.parse_known_args(arguments)
-    options = tyro.cli(Exchange, args=rest, prog="python -m tests.lab.run_exchange")
+    options = tyro.cli(Exchange, args=rest, prog="python -m benchmarks.lab.run_exchange")
     if reason := what_is_missing():
         parser.error(reason)
     if chosen.rate:
