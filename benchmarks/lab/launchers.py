@@ -1,6 +1,6 @@
 """The same rows in the same order, whoever starts the ranks: every launcher and MPI of the lab.
 
-    python -m benchmarks.lab.launchers        # root, iproute2, Slurm, Open MPI, libpmix: five minutes
+    python -m benchmarks.lab.launchers  # root, iproute2, Slurm, Open MPI, libpmix: five minutes
 
 Four nodes, a rank on each: `tonari train` (its order hashes and losses), and a loop of one's own
 (`examples/own_loop.py`, its losses). OpenPBS, where `tests/lab/pbs.py` finds it, comes up beside
