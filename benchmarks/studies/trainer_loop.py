@@ -29,7 +29,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F
-from torch._C._autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 import dataio

@@ -9,19 +9,19 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
-from torch import Tensor
-from torch._C import ScriptObject
-from torch._C._distributed_c10d import FakeWork, ProcessGroup, Work, _resolve_process_group
+from torch import ScriptObject, Tensor
+from torch.distributed import ProcessGroup, Work
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from typing_extensions import Self
 
 from tonari.trainer.models.absent import Absent
+from tonari.trainer.private.dispatch import TorchDispatchMode
+from tonari.trainer.private.messages import resolve_process_group, waits_replaced
+from tonari.trainer.private.storages import resize_replaced, storage_id
+from tonari.trainer.private.trees import tree_leaves
 
 MESSAGES = {
     "allreduce_": "all_reduce", "all_reduce": "all_reduce", "all_reduce_": "all_reduce",
@@ -143,7 +143,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
             return wait
 
-        return [mock.patch.object(kind, "wait", watched(kind.wait)) for kind in (Work, FakeWork)]
+        return waits_replaced(watched)
 
     def mark(self) -> None:
         """Begin a new list of events."""
@@ -193,7 +193,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         given, made = _tensors((args, named)), _tensors(result)
         if func.overloadpacket.__name__ == "wait_tensor":
-            number = self._filled.pop(given[0].untyped_storage()._cdata, None)
+            number = self._filled.pop(storage_id(given[0].untyped_storage()), None)
             if number is not None:  # else it was waited for before
                 self.events.append(Wait(number))
             return
@@ -208,7 +208,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             work = Work.unbox(leaf)
             self._works[id(work)] = work, number
         if not works:  # functional: who takes the tensor waits
-            self._filled.update((each.untyped_storage()._cdata, number) for each in made)
+            self._filled.update((storage_id(each.untyped_storage()), number) for each in made)
 
 
 class Recorder(Watcher):  # type: ignore[no-untyped-call]
@@ -227,15 +227,18 @@ class Recorder(Watcher):  # type: ignore[no-untyped-call]
 
     def patches(self) -> list[Any]:
         """Make what sees FSDP free what it gathered: it cuts a storage to nothing."""
-        resize, known = torch.UntypedStorage.resize_, self._known
+        known = self._known
 
-        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-            result = resize(storage, size)
-            if storage._cdata in known:
-                self._note(storage._cdata, size)
-            return result
+        def watched(resize: Callable[..., Any]) -> Callable[..., Any]:
+            def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+                result = resize(storage, size)
+                if storage_id(storage) in known:
+                    self._note(storage_id(storage), size)
+                return result
 
-        return [*super().patches(), mock.patch.object(torch.UntypedStorage, "resize_", resize_)]
+            return resize_
+
+        return [*super().patches(), resize_replaced(watched)]
 
     def mark(self) -> None:
         """Begin a new list of events, and a new peak from what is there."""
@@ -260,7 +263,7 @@ class Recorder(Watcher):  # type: ignore[no-untyped-call]
     def _count(self, made: list[Tensor]) -> None:
         for tensor in made:
             storage = tensor.untyped_storage()
-            identity = storage._cdata
+            identity = storage_id(storage)
             if identity not in self._known:
                 weakref.finalize(storage, self._drop, identity)
             self._note(identity, storage.nbytes())
@@ -302,8 +305,8 @@ def _writes(func: Any) -> bool:
 
 
 def _is_shared(made: list[Tensor], given: list[Tensor]) -> bool:
-    own = {tensor.untyped_storage()._cdata for tensor in given}
-    return all(tensor.untyped_storage()._cdata in own for tensor in made)
+    own = {storage_id(tensor.untyped_storage()) for tensor in given}
+    return all(storage_id(tensor.untyped_storage()) in own for tensor in made)
 
 
 def _num_bytes(tensor: Tensor) -> int:
@@ -341,6 +344,6 @@ def _groups(args: tuple[Any, ...]) -> Iterator[ProcessGroup]:
     for arg in args:
         if isinstance(arg, str):
             try:
-                yield _resolve_process_group(arg)  # type: ignore[arg-type]
+                yield resolve_process_group(arg)  # type: ignore[arg-type]
             except (LookupError, RuntimeError, ValueError):  # the name of how to reduce
                 continue

@@ -11,10 +11,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils import _foreach_utils
-from torch.utils._pytree import tree_leaves
 
 import dataio
 from dataio.rows.samples import Batch
@@ -25,6 +21,13 @@ from tonari.trainer.mesh.mesh import make_mesh
 from tonari.trainer.mesh.place import Place
 from tonari.trainer.mesh.swap import NO_COPIES, Swap
 from tonari.trainer.models.fake import fake_tensors
+from tonari.trainer.private.fakes import (
+    FakeStore,
+    FakeTensor,
+    norms_taken_together,
+    unset_fake_temporarily,
+)
+from tonari.trainer.private.trees import tree_leaves
 from tonari.trainer.run.build import (
     build_place,
     lay_out,
@@ -213,15 +216,11 @@ def alone(rank: int, world_size: int) -> Iterator[None]:
         )
     hook = sys.excepthook
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
-    # Of tensors without data torch would take each norm by itself
-    together = _foreach_utils._foreach_supported_types
-    together.append(FakeTensor)
     try:
-        with warnings.catch_warnings():
+        with norms_taken_together(), warnings.catch_warnings():
             # torch hides it too as it copies a tensor, but not where warnings are errors
             warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor")
             yield
     finally:
-        together.remove(FakeTensor)
         dist.destroy_process_group()
         sys.excepthook = hook  # torch has it name the rank

@@ -13,11 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from typing_extensions import Self
 
 from tonari.oracle.errors import OracleError
@@ -39,6 +37,7 @@ from tonari.trainer.mesh.swap import swapped_blocks
 from tonari.trainer.models import StagedModel
 from tonari.trainer.models.fake import fake_tensors
 from tonari.trainer.models.trace import leaves
+from tonari.trainer.private.placements import shape_search_replaced
 from tonari.trainer.run.build import Layout
 
 WHOLE = Layout(sizes=(1, 1, 1, 1, 1), num_stages=1, microbatches=1)
@@ -392,17 +391,18 @@ class _Unplaced(Imagined):  # type: ignore[no-untyped-call]
 
     def patches(self) -> list[Any]:
         """Make what sees torch run an operator on no ranks' tensors, for their shapes."""
-        name = "_propagate_tensor_meta_non_cached"
-        plain = getattr(ShardingPropagator, name)
 
-        def find_shapes(propagator: ShardingPropagator, schema: object) -> Any:
-            self._places = True
-            try:
-                return plain(propagator, schema)
-            finally:
-                self._places = False
+        def watched(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def find_shapes(propagator: object, schema: object) -> Any:
+                self._places = True
+                try:
+                    return plain(propagator, schema)
+                finally:
+                    self._places = False
 
-        return [*super().patches(), mock.patch.object(ShardingPropagator, name, find_shapes)]
+            return find_shapes
+
+        return [*super().patches(), shape_search_replaced(watched)]
 
     def compute(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Carry out an operator, and record it if it is one of the part's."""

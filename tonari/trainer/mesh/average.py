@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from tonari.trainer.errors import ConfigError
+from tonari.trainer.private import foreach
 
 MOST_APART = 0.05
 """Of the larger of two norms: more than the order of adding up makes of what is the same."""
@@ -46,7 +47,7 @@ def _average(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
     *means, counts = torch.split(flat, [*(each.numel() for each in real), len(parameters)])
     flat[: -len(parameters)] /= dist.get_world_size(group)
     shaped = [mean.view_as(each) for mean, each in zip(means, real, strict=True)]
-    torch._foreach_copy_(real, shaped)
+    foreach.copy_(real, shaped)
     for parameter, grad, count in zip(parameters, grads, counts.tolist(), strict=True):
         parameter.grad = grad if count else None
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.utils._pytree import tree_leaves, tree_map
 
 from tonari.trainer.mesh.hooked import put_hooks
+from tonari.trainer.private import foreach
+from tonari.trainer.private.autograd import call_after_backward, preserve_versions
+from tonari.trainer.private.trees import tree_leaves, tree_map
 
 
 class Half:
@@ -49,8 +49,8 @@ class Half:
             half.requires_grad_(whole.requires_grad)
         with torch.no_grad():
             # To autograd no change of what it keeps: that memory was freed since
-            with _unsafe_preserve_version_counter(tuple(self._halves)):
-                torch._foreach_copy_([*self._halves], [*self._wholes])
+            with preserve_versions(tuple(self._halves)):
+                foreach.copy_([*self._halves], [*self._wholes])
         self._put(self._halves)
         self._is_in = True
 
@@ -68,7 +68,7 @@ class Half:
     def _before_backward(self, grad: Tensor) -> None:
         if not self._is_in:  # it goes back over an earlier pass than the last one
             self._put_in()
-        Variable._execution_engine.queue_callback(self._after_backward)
+        call_after_backward(self._after_backward)
 
     def _after_backward(self) -> None:
         pairs = [
@@ -81,11 +81,11 @@ class Half:
         with torch.no_grad():
             if first:
                 made = [torch.empty_like(whole) for whole, _ in first]
-                torch._foreach_copy_(made, [grad for _, grad in first])
+                foreach.copy_(made, [grad for _, grad in first])
                 for (whole, _), grad in zip(first, made, strict=True):
                     whole.grad = grad
             if more:
-                torch._foreach_add_([own for own, _ in more], [grad for _, grad in more])
+                foreach.add_([own for own, _ in more], [grad for _, grad in more])
         self._put_back()
 
     def _find(self) -> None:

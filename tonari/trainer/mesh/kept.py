@@ -5,8 +5,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from tonari.trainer.private.autograd import version_of
+from tonari.trainer.private.dispatch import is_traceable_wrapper_subclass
+from tonari.trainer.private.messages import AsyncCollectiveTensor
+from tonari.trainer.private.storages import storage_id
 
 
 class Lanes:
@@ -65,7 +68,7 @@ class Stored:
     def let_go(self) -> None:
         """Note whether the source has changed; from now on it may."""
         if self.source is not None:
-            self.has_changed = self.source._version != self.version
+            self.has_changed = version_of(self.source) != self.version
         self.source = None
 
 
@@ -132,19 +135,19 @@ class Visit:
         storage = tensor.untyped_storage()
         if (
             storage.nbytes() < self.least_bytes
-            or storage._cdata in self.staying
+            or storage_id(storage) in self.staying
             or tensor.device.type != self.lanes.device.type
             or tensor.is_conj()
             or tensor.is_neg()
         ):
             return tensor
         # Changed in place since, it is another
-        key = storage._cdata, tensor._version
+        key = storage_id(storage), version_of(tensor)
         with torch.no_grad():
             if key not in self.stored:
                 here = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
                 host = self.lanes.copy_out(here)
-                self.stored[key] = Stored(here, host, tensor.detach(), tensor._version)
+                self.stored[key] = Stored(here, host, tensor.detach(), version_of(tensor))
                 self.swap.note(self.stored[key])
         return View(
             self.stored[key], tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape),

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from tonari.trainer.models.deferred import Recording
 from tonari.trainer.models.staged import StagedModel
+from tonari.trainer.private.placements import compute_local_shape_and_global_offset
 
 
 def materialize(part: StagedModel, device: str, *, offload: bool = False) -> None:

@@ -3,10 +3,10 @@
 import math
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.place import Schedule, num_stages
+from tonari.trainer.private.placements import forget_placements
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
@@ -80,5 +80,5 @@ def make_mesh(sizes: tuple[int, ...], *, device_type: str) -> DeviceMesh:
     """Lay the ranks out along ``AXES``, in rank order. Collective."""
     # torch remembers meshes by their shape, and with them groups of a job that this process has
     # left, or of another rank that it was traced as.
-    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    forget_placements()
     return init_device_mesh(device_type, sizes, mesh_dim_names=AXES)

@@ -18,7 +18,6 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.first_weights import check_first_weights
@@ -31,6 +30,8 @@ from tonari.trainer.mesh.tied import Owners, find_owners, tie_again
 from tonari.trainer.mesh.writable import pass_no_views
 from tonari.trainer.models.staged import StagedModel, aliases_of, copied, without_data
 from tonari.trainer.models.styles import replicate_rest
+from tonari.trainer.private.compiling import find_cpp_compiler
+from tonari.trainer.private.norms import BatchNorm
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -178,13 +179,9 @@ def left_whole(part: nn.Module, mesh: DeviceMesh) -> bool:
 
 def _find_compiler() -> None:
     """Refuse to compile without a C++ compiler: torch would say so in the first step."""
-    # Only now: it is slow to import.
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
     try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler as error:
+        find_cpp_compiler()
+    except FileNotFoundError as error:
         raise ConfigError(
             "mesh.compile is true, but no C++ compiler was found, and torch compiles with one on "
             "the CPU; install g++ or name yours in CXX, or set mesh.compile=false"
@@ -194,7 +191,7 @@ def _find_compiler() -> None:
 def _check_statistics(model: nn.Module) -> None:
     """Refuse batch statistics in bfloat16 where torch does not compute with them."""
     for name, module in model.named_modules():
-        counts = isinstance(module, _BatchNorm) and module.running_mean is not None
+        counts = isinstance(module, BatchNorm) and module.running_mean is not None
         if counts and module.weight is not None:
             raise ConfigError(
                 f"mesh.dtype is bfloat16, expected float32 for {name} of {type(model).__name__}: "

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -17,6 +16,10 @@ from tonari.trainer.mesh.writable import writable
 from tonari.trainer.models.fake import fake_tensors
 from tonari.trainer.models.staged import StagedModel, without_data
 from tonari.trainer.models.trace import leaves
+from tonari.trainer.private.autograd import version_of
+from tonari.trainer.private.dispatch import OpOverload
+from tonari.trainer.private.storages import storage_id
+from tonari.trainer.private.trees import tree_flatten, tree_unflatten
 
 Checkpointing = Literal["none", "full", "selective"]
 
@@ -112,13 +115,13 @@ def counting_saved(model: nn.Module) -> Iterator[dict[int, int]]:
     What the forward pass gives must be kept until all is counted: a storage that was freed may
     come again under its address.
     """
-    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    weights = {storage_id(parameter.untyped_storage()) for parameter in model.parameters()}
     saved: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in weights:
-            saved[storage._cdata] = storage.nbytes()
+        if storage_id(storage) not in weights:
+            saved[storage_id(storage)] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
@@ -167,7 +170,7 @@ class _Recomputed:
             return self._forward(*args, **named)
         given, spec = tree_flatten((args, named))
         tensors = {place: each for place, each in enumerate(given) if isinstance(each, Tensor)}
-        versions = {place: each._version for place, each in tensors.items()}
+        versions = {place: version_of(each) for place, each in tensors.items()}
         copied = frozenset(tensors) if self._changed is None else self._changed & set(tensors)
         kept = [_kept(each) if place in copied else each for place, each in enumerate(given)]
         waiting = [given]
@@ -181,7 +184,7 @@ class _Recomputed:
             return self._forward(*args, **named)
 
         result = self._again(run, *kept)
-        changed = frozenset(n for n, each in tensors.items() if each._version != versions[n])
+        changed = frozenset(n for n, each in tensors.items() if version_of(each) != versions[n])
         if self._changed is None:
             self._changed = changed
         elif not changed <= copied:
@@ -242,7 +245,7 @@ def _save_nothing() -> Contexts:
     return nullcontext(), nullcontext()
 
 
-def dear_products() -> list[torch._ops.OpOverload[..., Any]]:
+def dear_products() -> list[OpOverload[..., Any]]:
     """List the operators whose results selective recomputation keeps: products and attention."""
     aten = torch.ops.aten
     attention = [

@@ -20,11 +20,12 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
 
 from tonari.trainer.mesh.kept import Lanes, Stored, Visit
 from tonari.trainer.mesh.recompute import counting_saved, saved_bytes
+from tonari.trainer.private.dispatch import is_traceable_wrapper_subclass
+from tonari.trainer.private.storages import storage_id
+from tonari.trainer.private.trees import tree_leaves
 
 LEAST_BYTES = 1 << 16
 """Of a storage that is worth a copy: smaller ones stay."""
@@ -164,7 +165,7 @@ def _staying(block: nn.Module, given: object) -> set[int]:
         leaf for leaf in tree_leaves(given)
         if isinstance(leaf, Tensor) and not leaf.requires_grad
     ]  # fmt: skip
-    return {storage._cdata for tensor in tensors for storage in _storages(tensor)}
+    return {storage_id(storage) for tensor in tensors for storage in _storages(tensor)}
 
 
 def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:

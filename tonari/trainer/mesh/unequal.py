@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from tonari.trainer.private.autograd import in_backward
+from tonari.trainer.private.trees import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 SHARING = ("dp_replicate", "dp_shard", "cp")
 """Axes whose ranks add up the gradients of the same weights."""
@@ -83,7 +85,7 @@ class Unequal:
     def _before(self, number: int) -> Callable[..., Any]:
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def before(_: nn.Module, args: Any, named: Any) -> Any:
-            if torch._C._current_graph_task_id() != -1:
+            if in_backward():
                 return None  # the backward pass computes it again
             first, self._next = self._next, max(self._next, number + 1)
             if first >= number:

@@ -4,7 +4,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+
+from tonari.trainer.private.trees import tree_map
 
 
 class _Writable(torch.autograd.Function):

@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.models.fake import written
+from tonari.trainer.private.dispatch import disabled_torch_function
+from tonari.trainer.private.trees import tree_leaves, tree_map
 
 aten = torch.ops.aten
 
@@ -57,7 +58,7 @@ class Absent(Tensor):
         made.what, made.reach = what, reach
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = disabled_torch_function  # type: ignore[assignment]
 
     def __repr__(self) -> str:  # type: ignore[override]
         """Say what it is: it has no values to show."""

@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
 from tonari.trainer.errors import ConfigError
@@ -50,6 +49,7 @@ from tonari.trainer.models.trace import (
     without_fast_path,
 )
 from tonari.trainer.models.unchanged import without_trace
+from tonari.trainer.private.trees import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 logger = logging.getLogger(__name__)
 

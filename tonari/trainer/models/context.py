@@ -13,13 +13,13 @@ parallelism, which cannot run on a CPU.
 from typing import cast
 
 import torch
-import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from tonari.trainer.models.styles import redistribute
+from tonari.trainer.private.messages import functional_collectives as funcol
 
 
 def attend_causally(q: Tensor, k: Tensor, v: Tensor, cp: DeviceMesh) -> Tensor:

@@ -17,14 +17,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.models.fake import written
 from tonari.trainer.models.seeded import seeded
 from tonari.trainer.models.staged import StagedModel
 from tonari.trainer.models.tape import Constant, Entry, Tape, View, storages
+from tonari.trainer.private.dispatch import DisableTorchFunction, TorchDispatchMode
+from tonari.trainer.private.storages import storage_id
+from tonari.trainer.private.trees import tree_leaves, tree_map
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +193,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return self._run(func, args, dict(kwargs or {}))
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -286,11 +287,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             NotRecordedError: If it was not made here.
         """
         storage = value.untyped_storage()
-        if not new and storage._cdata not in self._storages:
+        if not new and storage_id(storage) not in self._storages:
             raise NotRecordedError(f"a tensor {list(value.shape)} was made elsewhere on meta")
-        self._storages[storage._cdata] = storage
+        self._storages[storage_id(storage)] = storage
         return View(
-            storage._cdata, storage.nbytes(), value.dtype, tuple(value.shape), value.stride(),
+            storage_id(storage), storage.nbytes(), value.dtype, tuple(value.shape), value.stride(),
             int(value.storage_offset()),
         )  # fmt: skip
 
@@ -348,5 +349,5 @@ def _empty(value: Any) -> Any:
 
 
 def _address(value: Tensor) -> int:
-    address: int = value.untyped_storage()._cdata
+    address: int = storage_id(value.untyped_storage())
     return address

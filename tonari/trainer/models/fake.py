@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-_LOG = logging.getLogger("torch._subclasses.fake_tensor")
+from tonari.trainer.private.dispatch import TorchDispatchMode
+from tonari.trainer.private.fakes import LOGGER, FakeTensorMode
+from tonari.trainer.private.trees import tree_leaves
 
 
 @contextmanager
@@ -28,15 +27,15 @@ def fake_tensors(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]
     What cannot be computed so raises as torch does, without torch's own record of it on stderr:
     callers report it in one message, or go on without.
     """
-    level = _LOG.level
-    _LOG.setLevel(logging.CRITICAL)
+    level = LOGGER.level
+    LOGGER.setLevel(logging.CRITICAL)
     try:
         if mode is None:
             mode = FakeTensorMode(allow_non_fake_inputs=True)
         with mode, _Products():  # type: ignore[no-untyped-call]
             yield mode
     finally:
-        _LOG.setLevel(level)
+        LOGGER.setLevel(level)
 
 
 def written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tonari.trainer.models.absent import OF_A_SHAPE
 from tonari.trainer.models.fake import written
+from tonari.trainer.private.dispatch import TorchDispatchMode
+from tonari.trainer.private.storages import storage_id
+from tonari.trainer.private.trees import tree_leaves
 
 
 @dataclass
@@ -74,7 +75,7 @@ class Provenance(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = value.untyped_storage()
         now = self.now
         return self._known.setdefault(
-            storage._cdata, Memory(storage, Moment(now.phase, now.block, now.call))
+            storage_id(storage), Memory(storage, Moment(now.phase, now.block, now.call))
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -95,7 +96,7 @@ class Provenance(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.memory(each).of_rows |= of_rows
         for each in _tensors(result):
             # A view of what is there already is no more than that.
-            if each.untyped_storage()._cdata not in self._known:
+            if storage_id(each.untyped_storage()) not in self._known:
                 self.memory(each).follows, self.memory(each).of_rows = follows, of_rows
         for each in changed:
             now = self.now

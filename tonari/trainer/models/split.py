@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ParallelStyle
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.models.absent import OF_A_SHAPE
 from tonari.trainer.models.fake import fake_tensors, written
 from tonari.trainer.models.styles import Conv1D, Local
 from tonari.trainer.models.trace import Inputs, call, copy_without_data
+from tonari.trainer.private.dispatch import TorchDispatchMode
+from tonari.trainer.private.storages import storage_id
+from tonari.trainer.private.trees import tree_leaves, tree_map
 
 
 def check_split(module: nn.Module, plan: Mapping[str, ParallelStyle], inputs: Inputs) -> set[str]:
@@ -163,7 +164,7 @@ def _splits(style: ParallelStyle) -> bool | None:
 
 
 def _address(value: Tensor) -> int:
-    address: int = value.untyped_storage()._cdata
+    address: int = storage_id(value.untyped_storage())
     return address
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.models.hub import HubFormat
 from tonari.trainer.models.unchanged import without_trace
+from tonari.trainer.private.trees import tree_leaves
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import xxhash
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+
+from tonari.trainer.private.dispatch import disable_current_modes
+from tonari.trainer.private.trees import tree_leaves, tree_map
 
 LARGE_BYTES = 1 << 16
 """Memory from this size on goes back to the system as soon as it is freed."""
@@ -129,7 +130,7 @@ class Tape:
                 last.setdefault(storage, number)
         held: Held = {}
         # It may be asked for where operations are recorded: these are not.
-        with _disable_current_modes(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        with disable_current_modes(), torch.random.fork_rng(devices=[]), torch.no_grad():
             for number in needed:
                 entry = self._entries[number]
                 entry.repeat(held)
@@ -176,7 +177,7 @@ def digest_of(value: Tensor) -> int:
     """Sum up the bytes of a tensor in memory."""
     flat = value.detach().cpu().contiguous().flatten()
     flat = torch.view_as_real(flat.resolve_conj()).flatten() if flat.is_complex() else flat
-    with _disable_current_modes():
+    with disable_current_modes():
         return xxhash.xxh3_64_intdigest(flat.view(torch.uint8).numpy().data)
 
 

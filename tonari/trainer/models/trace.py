@@ -7,9 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
@@ -17,6 +15,8 @@ from tonari.trainer.errors import ConfigError
 from tonari.trainer.models.fake import fake_tensors
 from tonari.trainer.models.provenance import Moment, Provenance
 from tonari.trainer.models.staged import copied
+from tonari.trainer.private.fakes import unset_fake_temporarily
+from tonari.trainer.private.trees import TreeSpec, tree_flatten, tree_leaves, tree_map
 
 STEM = -1
 """The phase before the first block; a block's is its number, the head's that of all blocks."""

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from tonari.trainer.models.absent import Absent
+from tonari.trainer.private.compiling import is_compiler_imported
 
 OURS = ("dataio", "tonari", "shuffle", "importance")
 LIBRARIES = frozenset({*sys.stdlib_module_names, *OURS, "torch", "numpy", "PIL", "_pytest"})
@@ -65,7 +66,7 @@ def without_trace(*roots: object) -> Iterator[None]:
     for generator in generators if on_gpu else generators[:1]:
         held.reach(generator)
     # What a caller compiles runs as it is: nothing is compiled for tensors without data.
-    compiler = "torch._dynamo" in sys.modules
+    compiler = is_compiler_imported()
     try:
         with torch.compiler.set_stance("force_eager") if compiler else nullcontext():
             yield

@@ -19,8 +19,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tonari.trainer.checkpoint.weights import WeightFiles
 from tonari.trainer.config.config import Config
@@ -33,6 +31,8 @@ from tonari.trainer.mesh.swap import device_bytes, swapped_blocks
 from tonari.trainer.models import StagedModel
 from tonari.trainer.models.fake import fake_tensors
 from tonari.trainer.models.trace import leaves
+from tonari.trainer.private.fakes import FakeStore
+from tonari.trainer.private.placements import local_shape
 from tonari.trainer.run.build import Layout, lay_out, make_without_data
 from tonari.trainer.run.crossings import Crossing, crossings
 from tonari.trainer.run.deliveries import Delivery, deliveries
@@ -278,10 +278,8 @@ def _count_local(module: nn.Module, sizes: tuple[int, ...]) -> int:
         shape: tuple[int, ...] = parameter.shape
         if isinstance(parameter, DTensor):
             axes = parameter.device_mesh.mesh_dim_names or ()
-            shape, _ = _compute_local_shape_and_global_offset(
-                shape, tuple(named[axis] for axis in axes), [0] * len(axes), parameter.placements,
-                skip_offset=True,
-            )  # fmt: skip
+            sizes = tuple(named[axis] for axis in axes)
+            shape = local_shape(shape, sizes, parameter.placements)
         num_own += math.prod(shape)
     return num_own
 

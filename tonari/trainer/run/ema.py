@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from tonari.trainer.mesh.parallelize import average_buffers
+from tonari.trainer.private import foreach
 
 
 class WeightAverage:
@@ -60,7 +61,7 @@ class WeightAverage:
         kept = min(self._decay, (1 + steps) / (10 + steps))
         means, values = _local(self.state.values()), _local(self._own())
         if means:
-            torch._foreach_lerp_(means, values, 1 - kept)
+            foreach.lerp_(means, values, 1 - kept)
 
     def average_buffers(self, mesh: DeviceMesh) -> None:
         """Give every replica the mean of all replicas' averaged batch statistics. Collective."""

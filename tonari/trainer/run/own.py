@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_map
 
 import dataio
 from dataio.base.named import import_named
@@ -26,6 +24,8 @@ from tonari.trainer.models import Adapted, StagedModel
 from tonari.trainer.models.staged import scaled
 from tonari.trainer.models.trace import NUM_ROWS, Inputs, Shape
 from tonari.trainer.models.unchanged import without_trace
+from tonari.trainer.private.norms import BatchNorm
+from tonari.trainer.private.trees import tree_map
 from tonari.trainer.run.tasks import Columns, Task
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def begin_training(module: nn.Module) -> None:
         name
         for name, each in module.named_modules()
         if not each.training
-        and not isinstance(each, _BatchNorm)
+        and not isinstance(each, BatchNorm)
         and any(parameter.requires_grad for parameter in each.parameters())
     ]
     if trained:

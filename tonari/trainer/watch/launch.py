@@ -11,10 +11,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-# torch.distributed offers them too, but not to type checkers.
-from torch._C._distributed_c10d import HashStore, Store, TCPStore
-from torch.distributed import distributed_c10d
-
 from dataio.base.errors import DataioError
 from dataio.world import (
     World,
@@ -25,6 +21,7 @@ from dataio.world import (
     watch_start,
 )
 from tonari.trainer.errors import CheckpointError, ConfigError
+from tonari.trainer.private.messages import HashStore, Store, TCPStore, limit_waits_of_groups
 from tonari.trainer.watch.faults import find_cause, is_of_a_peer
 from tonari.trainer.watch.memory import keep_freed_memory
 from tonari.trainer.watch.watchdog import Watchdog
@@ -107,9 +104,7 @@ def _ending_together(world: World, watchdog: Watchdog) -> Iterator[None]:
 
 def _initialise(backend: str, timeout_s: float) -> None:
     limit = timedelta(seconds=timeout_s + LATER_S)
-    # Of groups made later, such as those of a mesh's axes: they do not take over this one's.
-    distributed_c10d.default_pg_timeout = limit
-    distributed_c10d.default_pg_nccl_timeout = limit  # type: ignore[attr-defined]
+    limit_waits_of_groups(limit)
     if dist.is_torchelastic_launched():
         _claim_open_files(int(os.environ["WORLD_SIZE"]))
         with watch_start("init_process_group", timeout_s=timeout_s):

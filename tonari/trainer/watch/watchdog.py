@@ -18,9 +18,8 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import NoReturn
 
-from torch._C._distributed_c10d import Store
-
 from dataio.world import World
+from tonari.trainer.private.messages import Store
 from tonari.trainer.watch.judge import GONE, Heartbeat, Unchanged, find_culprits, is_late
 from tonari.trainer.watch.names import name
 from tonari.trainer.watch.process import end_stopped, first_ended, host_name, open_process

@@ -2,10 +2,10 @@
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from dataio.rows.samples import Batch
 from tonari.trainer.models.trace import Inputs
+from tonari.trainer.private.trees import tree_map
 from tonari.trainer.run.tasks import Columns, Task
 
 

@@ -18,8 +18,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from tonari.trainer.checkpoint.weights import WeightFiles
 from tonari.trainer.config.config import Config
@@ -27,6 +25,8 @@ from tonari.trainer.mesh.materialize import materialize
 from tonari.trainer.mesh.randomness import Randomness
 from tonari.trainer.models import Adapted, StagedModel, deferred, seeded
 from tonari.trainer.models.trace import Inputs, call, extra_losses, pick_logits
+from tonari.trainer.private.dispatch import TorchDispatchMode
+from tonari.trainer.private.trees import tree_leaves, tree_map
 from tonari.trainer.run.build import make_model, make_task
 from tonari.trainer.run.optimizers import build_optimizer
 from tonari.trainer.run.own import Own

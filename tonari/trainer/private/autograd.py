@@ -1,0 +1,30 @@
+"""Where a backward pass is, and what it may not notice.
+
+Why: a recomputed block has to know that it runs inside of a backward pass; copies of gradients are
+made once, behind it; and parameters are filled with other numbers between two passes without
+autograd's complaint about changed values. Public instead: none (a hook on all parameters fires
+per parameter, and not for those without a gradient).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch.autograd import Variable
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserve_versions
+
+__all__ = ["call_after_backward", "in_backward", "preserve_versions", "version_of"]
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def call_after_backward(function: Callable[[], None]) -> None:
+    """Let a function be called when the backward pass that runs now has ended."""
+    Variable._execution_engine.queue_callback(function)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Count how often a tensor was changed in place."""
+    return tensor._version

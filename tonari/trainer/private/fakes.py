@@ -1,0 +1,33 @@
+"""Tensors without data, and process groups whose messages go nowhere.
+
+Why: `--dry-run`, `tonari plan` and the cut of a model into stages run the trainer's own step on
+nothing. Public instead: the ``meta`` device is one, but it forgets on which device a tensor would
+lie; for process groups there is none.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils import _foreach_utils
+
+__all__ = [
+    "LOGGER", "FakeStore", "FakeTensor", "FakeTensorMode", "norms_taken_together",
+    "unset_fake_temporarily",
+]  # fmt: skip
+
+LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
+"""Where torch reports operators that it cannot run without data."""
+
+
+@contextmanager
+def norms_taken_together() -> Iterator[None]:
+    """Let the norms of tensors without data be computed by one operator, as those of others are."""
+    together = _foreach_utils._foreach_supported_types
+    together.append(FakeTensor)
+    try:
+        yield
+    finally:
+        together.remove(FakeTensor)
