@@ -8,9 +8,8 @@ from pathlib import Path
 
 from dataio.agreement import agreed, check_agreement, check_batch_size, check_growth, check_policy
 from dataio.arguments import Arguments, find_device
-from dataio.base.digest import digest
 from dataio.base.filesystem import cache_directory
-from dataio.base.seeding import ORDER_VERSION
+from dataio.base.seeding import ORDER_VERSION, digest
 from dataio.batch.deliver import Delivery
 from dataio.batch.epoch_line import EpochLine
 from dataio.batch.feed import Feed
@@ -37,8 +36,7 @@ from dataio.source.base import costs_of
 from dataio.source.classes import Classes
 from dataio.source.wrap.growing import GrowingSource, as_growing
 from dataio.state.metrics import check_metrics
-from dataio.state.report import Feedback
-from dataio.state.reported import Reported
+from dataio.state.report import Feedback, Reported
 from dataio.state.resume import RunIdentity
 from dataio.store.field_reader import FieldReader
 from dataio.store.moves import Moves

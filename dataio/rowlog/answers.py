@@ -19,9 +19,9 @@ from dataio.plan.epoch import (
     plan_epoch,
 )
 from dataio.plan.exclusion import Exclusion
-from dataio.plan.growth import samples_in
 from dataio.plan.layout import Layout
 from dataio.plan.order import Block, deal_all, num_steps
+from dataio.plan.placement import samples_in
 from dataio.plan.policies import Following, Selection, Shuffle
 from dataio.plan.replay import groups_of
 from dataio.plan.segment import Segment

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.buffers import BufferRing
+from dataio.rows.encoding import converted
 from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Raw, Stored, row_schema
-from dataio.rows.numbers import converted
 from dataio.rows.rows import Rows, make_rows
 
 BLOCK_BYTES = 8 << 20

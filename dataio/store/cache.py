@@ -15,21 +15,18 @@ from numpy.typing import NDArray
 
 from dataio.base.errors import DamagedFileError
 from dataio.rows.rows import Rows
-from dataio.store.arrivals import Arrivals
 from dataio.store.background import Background
 from dataio.store.commit_log import CommitLog
 from dataio.store.disk_errors import named, readable
-from dataio.store.disk_space import DiskSpace
 from dataio.store.files.fetch import Fetcher, is_needed
 from dataio.store.files.manifest import Entries
 from dataio.store.files.reader import RowReader, locate
 from dataio.store.files.row_files import RowFiles
 from dataio.store.hold import Hold
-from dataio.store.identity import Identity
+from dataio.store.manifest_files import Identity
 from dataio.store.quota import Budget
-from dataio.store.room import Room
-from dataio.store.staged import StagedRows
-from dataio.store.writer import RowWriter
+from dataio.store.room import DiskSpace, Room
+from dataio.store.writer import Arrivals, RowWriter, StagedRows
 
 log = logging.getLogger(__name__)
 

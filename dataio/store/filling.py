@@ -15,7 +15,7 @@ from dataio.store.cache import Cache
 from dataio.store.pull import Pull
 from dataio.store.quota_agreement import QuotaAgreement
 from dataio.store.reconcile import Missing, Plan, find_missing, find_surplus
-from dataio.store.source_sizes import guess_variable_bytes
+from dataio.store.share import guess_variable_bytes
 from dataio.store.staging import Piece, StagingRun, plan_pieces
 from dataio.world import World
 

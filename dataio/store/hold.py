@@ -7,8 +7,8 @@ from typing import Any
 from dataio.base.atomic import write_record
 from dataio.base.errors import CacheBusyError, CacheStagingError, OtherDatasetError
 from dataio.base.own import check_readable, make_own
-from dataio.store.identity import Identity, read_meta
 from dataio.store.lock import CacheLock, Mode, owners
+from dataio.store.manifest_files import Identity, read_meta
 
 
 class Hold:

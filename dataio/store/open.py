@@ -24,12 +24,11 @@ from dataio.source.base import Source
 from dataio.source.wrap.growing import as_growing
 from dataio.source.wrap.transformed import TransformedSource
 from dataio.store.cache import Cache
-from dataio.store.identity import Identity
+from dataio.store.manifest_files import Identity
 from dataio.store.prepare import prepare
 from dataio.store.quota import Budget, Need, without_history
 from dataio.store.quota_agreement import agree_on_budget
-from dataio.store.share import Share
-from dataio.store.source_sizes import guess_heap_bytes, guess_shard_bytes, guess_variable_bytes
+from dataio.store.share import Share, guess_heap_bytes, guess_shard_bytes, guess_variable_bytes
 from dataio.world import World
 
 log = logging.getLogger(__name__)

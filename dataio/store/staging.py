@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError, StallError
-from dataio.plan.division import cut_at_shards, divide_along_shards
+from dataio.plan.layout import cut_at_shards, divide_along_shards
 from dataio.rows.fields import Field
 from dataio.rows.rows import Rows
 from dataio.source.base import Source

@@ -16,7 +16,7 @@ import dataio
 import importance
 import shuffle
 from dataio.world import run_threads, single_world, thread_worlds
-from dataio.world.single import SingleTransport
+from dataio.world.discover import SingleTransport
 from dataio.world.topology import Topology
 from tests.dataio.source.shards import numbered, write_tar
 from tests.memory_source import FIELDS, MemorySource

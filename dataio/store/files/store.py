@@ -16,10 +16,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dataio.base.atomic import as_open_as_its_directory, parse_table
+from dataio.base.atomic import as_open_as_its_directory, begin_writeback, parse_table
 from dataio.base.errors import CacheError, DamagedFileError, QuotaError
 from dataio.rows.rows import FixedColumn
-from dataio.store.files.writeback import begin_writeback
 
 HEAP_STEP_BYTES = 64 << 20
 MAPPED_BYTES = 16 << 10

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from dataio.store.cache import Cache
 from dataio.store.files.manifest import Entries
 from dataio.store.files.row_files import RowFiles
-from dataio.store.identity import Identity
 from dataio.store.lock import held, refuse_others
+from dataio.store.manifest_files import Identity
 from dataio.store.prepare import recover
 from dataio.store.tools.report import identity_of, open_to_read
 

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.plan.division import cut_at_shards, divide_along_shards
+from dataio.plan.layout import cut_at_shards, divide_along_shards
 from dataio.store.staging import Piece, plan_pieces
 
 SHARDS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
