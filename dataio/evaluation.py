@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from dataio.arguments import Arguments
-from dataio.batch.deliver import Delivery
+from dataio.batch.feed import Delivery
 from dataio.iterations import OneLoop
 from dataio.plan.order import PADDING, Block, Order, num_steps
 from dataio.rows.fields import Field

@@ -15,9 +15,9 @@ import torch
 from dataio.arguments import Arguments, find_device
 from dataio.base.checked import checked, checked_call
 from dataio.base.errors import StateError
-from dataio.base.location import check_path
+from dataio.base.filesystem import check_path
 from dataio.base.seeding import digest
-from dataio.batch.process_checks import end_if_unguarded
+from dataio.batch.process_checks import STARTED, end_if_unguarded
 from dataio.epochs import Epochs
 from dataio.evaluation import Evaluation
 from dataio.excluding import Exclude
@@ -110,7 +110,8 @@ class Loader:
         workers: Workers | None = None,
         reports: Reports | None = None,
     ) -> None:
-        end_if_unguarded()
+        if STARTED in os.environ:
+            end_if_unguarded()
         arguments = Arguments(
             source=source, batch_size=batch_size, fields=fields, drop_last=drop_last,
             cache=cache if isinstance(cache, NodeCache) else NodeCache(cache), shuffle=shuffle,

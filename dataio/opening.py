@@ -92,7 +92,7 @@ class Opener:
         if isinstance(source, ArrayFiles):
             return source.open(self.world)
         check_openable(source)
-        if names_shards(source) or is_pipeline(source):
+        if not isinstance(source, Mapping) and (names_shards(source) or is_pipeline(source)):
             source = Shards(cast("str", source))
         if not isinstance(source, Shards):
             return wrapped(source)

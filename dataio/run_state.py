@@ -23,7 +23,6 @@ from dataio.plan.replay import groups_of, trained_samples, trained_slots
 from dataio.plan.segment import Position, Segment
 from dataio.rowlog.log import RowLog
 from dataio.source.base import costs_of
-from dataio.source.wrap.growing import as_growing
 from dataio.state.resume import check_num_hidden, load_part, trained_before
 from dataio.state.saves import CURE
 from dataio.state.snapshot import NodeSnapshot, Saved
@@ -305,9 +304,9 @@ class RunState:
         session = self.session
         source, identity, layout = session.source, session.identity, session.layout
         num_samples = state.get("num_samples")
-        if (growing := as_growing(source)) is not None and isinstance(num_samples, int):
+        if session.growing is not None and isinstance(num_samples, int):
             try:
-                source = growing.cut(num_samples)
+                source = session.growing.cut(num_samples)
             except SourceError as error:
                 raise StateError(f"checkpoint: {error}") from error
             identity = identify(source, session.arguments)

@@ -6,25 +6,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dataio.agreement import agreed, check_agreement, check_batch_size, check_growth, check_policy
-from dataio.arguments import Arguments, find_device
+from dataio.arguments import (
+    Arguments,
+    agreed,
+    check_agreement,
+    check_batch_size,
+    check_growth,
+    check_policy,
+    find_device,
+)
 from dataio.base.filesystem import cache_directory
 from dataio.base.seeding import ORDER_VERSION, digest
-from dataio.batch.deliver import Delivery
-from dataio.batch.epoch_line import EpochLine
-from dataio.batch.feed import Feed
-from dataio.batch.figures import Figures
+from dataio.batch.feed import Delivery, Feed
+from dataio.batch.figures import EpochLine, Figures
 from dataio.batch.meter import Meter
 from dataio.evaluation import Evaluation
 from dataio.excluding import find_excluded
 from dataio.opening import Openable, Opener
+from dataio.plan.candidates import no_field
 from dataio.plan.dealer import Dealer
 from dataio.plan.epoch import find_sampling_groups
 from dataio.plan.exclusion import Exclusion
 from dataio.plan.layout import Layout
 from dataio.plan.order import deal, deal_all, num_steps
 from dataio.plan.placement import Placements
-from dataio.plan.policies import Drawing
+from dataio.plan.policies import ByCost, ByFields, Drawing
 from dataio.rowlog.attempts import Setup
 from dataio.rowlog.log import RowLog
 from dataio.rows.fields import Field
@@ -34,7 +40,7 @@ from dataio.session import Session
 from dataio.source import Source
 from dataio.source.base import costs_of
 from dataio.source.classes import Classes
-from dataio.source.wrap.growing import GrowingSource, as_growing
+from dataio.source.wrap.growing import GrowingSource
 from dataio.state.metrics import check_metrics
 from dataio.state.report import Feedback, Reported
 from dataio.state.resume import RunIdentity
@@ -135,11 +141,15 @@ class Training(Session):
             self.feedback, world, arguments.importance, keeps_scores=pool.keeps_scores,
             earlier=earlier.reported if earlier is not None else None,
         )  # fmt: skip
+        policy = arguments.importance
+        goes_by_cost = isinstance(policy, ByCost) and policy.by_cost
         self.dealer = Dealer(
-            self.sampling, world=world, importance=arguments.importance, seed=seed,
+            self.sampling, world=world, importance=policy, seed=seed,
             batch_size=arguments.batch_size, drop_last=arguments.drop_last,
-            by_field=FieldReader(pool, num_samples=layout.num_samples, holds_all=shuffle.holds_all),
-            costs=costs_of(source), exclusion=exclusion, meter=Meter(pool, gather, figures),
+            by_field=FieldReader(pool, num_samples=layout.num_samples, holds_all=shuffle.holds_all)
+            if isinstance(policy, ByFields) else no_field,
+            costs=costs_of(source), exclusion=exclusion,
+            meter=Meter(pool, gather, figures) if goes_by_cost else None,
         )  # fmt: skip
         self.feed: Feed = Feed(
             pool, gather, lasting.delivery, figures=figures,
@@ -149,7 +159,7 @@ class Training(Session):
     @property
     def growing(self) -> GrowingSource | None:
         """The source, if samples may come to it."""
-        return as_growing(self.source)
+        return self.source if isinstance(self.source, GrowingSource) else None
 
     def followed_by(self, source: Source, layout: Layout) -> "Training":
         """End this session, and begin the next, of a source that is longer or was cut. Collective.
@@ -256,7 +266,9 @@ def begin_training(arguments: Arguments, world: World) -> tuple[Training, RowLog
     check_batch_size(arguments.batch_size, layout)
     check_policy(arguments, source, fields)
     check_growth(arguments, source)
-    exclusion = find_excluded(arguments.exclude, source, world)
+    exclusion = Exclusion(source.num_samples)
+    if arguments.exclude is not None:
+        exclusion = find_excluded(arguments.exclude, source, world)
     check_agreement(agreed(arguments, source, fields, exclusion), world)
     figures = Figures()
     lasting = Lasting(
@@ -300,10 +312,9 @@ def _open_rowlog(training: Training) -> RowLog | None:
 
 def identify(source: Source, arguments: Arguments) -> RunIdentity:
     """Say what a run over a source keeps, whoever goes on with it."""
-    growing = as_growing(source)
     return RunIdentity(
         arguments.seed,
         source.num_samples,
         arguments.shuffle_or_local,
-        growing.digest if growing is not None else "",
+        source.digest if isinstance(source, GrowingSource) else "",
     )

@@ -43,7 +43,7 @@ class Assembler:
         seed: The run's seed.
         on_error: What to do with a row that does not decode.
         trusts_pictures: Whether pictures that were refused while staging are decoded all the same.
-        watch: Looks at what the transform draws from.
+        watch: Looks at what the transform draws from, if there is one.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Assembler:
         seed: int,
         on_error: OnError,
         trusts_pictures: bool = False,
-        watch: Watch,
+        watch: Watch | None,
     ) -> None:
         self._fields = fields
         self._ring = ring
@@ -99,12 +99,14 @@ class Assembler:
 
     def _look(self, job: Job) -> None:
         """Transform the first rows of some batches here: what does the transform draw from?"""
-        how = self._watch.plan()
+        watch = self._watch
+        assert watch is not None
+        how = watch.plan()
         for row in range(min(ROWS_LOOKED_AT, num_rows(job)) if how == "look" else 0):
             self._filler.fill(job, row, row + 1)
             job.done = row + 1
             self._add_rows(job, row, row + 1, "look")
-            if self._watch.draws:
+            if watch.draws:
                 how = "seeded"
                 break
         job.here = how == "seeded"
@@ -168,6 +170,7 @@ class Assembler:
     ) -> Mapping[str, object] | None:
         """Transform a sample; None if the transform refuses it, and it becomes padding."""
         assert self._transform is not None
+        assert self._watch is not None
         epoch, sample_id = job.work.epoch, int(job.work.located.sample_id[row])
         stream = job.work.key_of(row, self._seed)
         varying: dict[str, object] = {}

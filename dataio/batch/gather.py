@@ -121,34 +121,27 @@ class Gather:
                 unit="sample",
                 cure="draw from its rng instead, or run it in processes: Workers(processes=...)",
                 speaks=speaks,
-            ),
+            )
+            if transform is not None
+            else None,
         )
         num_threads = self._num_threads = workers.num_threads(local_size=world.local_size)
         self._threads = (
             ThreadPoolExecutor(num_threads, "tonari-decode") if num_threads > 0 else None
         )
-        recipe = Recipe(
-            cache.schema,
-            cache.directory,
-            tuple(file.path for file in cache.files.fixed),
-            fields,
-            transform,
-            collate is not None,
-            seed,
-            arguments.on_error,
-            trusts_pictures,
-            speaks,
-        )
-        self._workers = (
-            WorkerProcesses(
+        self._workers: WorkerProcesses | None = None
+        if workers.processes > 0:
+            paths = tuple(file.path for file in cache.files.fixed)
+            recipe = Recipe(
+                cache.schema, cache.directory, paths, fields, transform, collate is not None, seed,
+                arguments.on_error, trusts_pictures, speaks,
+            )  # fmt: skip
+            self._workers = WorkerProcesses(
                 recipe,
                 num_processes=workers.processes,
                 prefetch=workers.prefetch,
                 timeout_s=world.timeout_s,
             )
-            if workers.processes > 0
-            else None
-        )
         self._lookup = Lookup(cache, self._assembler, self._verifier, threads=self._threads)
         # Threads add to theirs, the caller's thread reads it; the lock guards it.
         self._inline_s = self._threads_s = 0.0

@@ -33,8 +33,8 @@ from dataio.batch.watch import Watch
 from dataio.rows.fields import Field
 from dataio.rows.rows import RowSchema
 from dataio.rows.samples import NothingDecodesError, OnError, Sample, Transform, Value
-from dataio.store.files.fetch import Fetcher, is_needed
-from dataio.store.files.reader import RowReader
+from dataio.store.files.fetch import Fetcher
+from dataio.store.files.reader import RowReader, exceeds_memory
 from dataio.store.files.store import FixedFile
 
 ENVIRONMENT = {"MPI4PY_RC_INITIALIZE": "0", STARTED: "1"}
@@ -114,7 +114,7 @@ class RecipeRows(Dataset[Made]):
             self._num_positions = min((len(file.rows) for file in reader.fixed), default=0)
             if self._fetcher is not None:
                 self._fetcher.close()
-            self._fetcher = Fetcher(reader) if is_needed(reader) else None
+            self._fetcher = Fetcher(reader) if exceeds_memory(reader) else None
         if self._fetcher is not None:
             work.reader, work.located = self._fetcher.fetch(work.located, work.small).result()
         assembler = self._assembler

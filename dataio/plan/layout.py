@@ -2,8 +2,9 @@
 
 Replicas are numbered node by node. Replica r's share of the dataset is floor or ceil of N/R rows; a
 node's pool is its replicas' shares side by side, so slot s of a node holds sample
-``pool_start(node) + s`` at first. Where the dataset grew, see `placement.py`. Whoever reads rows from the source divides them
-along its shards, so that each is opened once.
+``pool_start(node) + s`` at first. Where the dataset grew, see `placement.py`.
+
+Whoever reads rows from the source divides them along its shards, so that each is opened once.
 """
 
 from dataclasses import dataclass, field, replace

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from dataio.base.atomic import read_table
 from dataio.base.errors import DamagedFileError
+from dataio.base.filesystem import named
 from dataio.rows.rows import corrupt_rows
-from dataio.store.disk_errors import named
 from dataio.store.files.manifest import (
     Entries,
     empty_entries,

@@ -35,7 +35,7 @@ class Filling:
         fields: What is kept of a sample.
         cache: The node's files.
         world: All ranks.
-        quota: What the nodes agree on under a quota.
+        quota: What the nodes agree on under a quota; None without one.
         shares: Whether other jobs may read the cache once it is whole.
         shows_progress: Whether this rank shows progress on a terminal.
         staging: How rows come from the source.
@@ -55,7 +55,7 @@ class Filling:
         cache: Cache,
         *,
         world: World,
-        quota: QuotaAgreement,
+        quota: QuotaAgreement | None,
         shares: bool,
         shows_progress: bool,
         staging: Staging,
@@ -103,7 +103,8 @@ class Filling:
         ).tolist()
         if not has_work:
             self._share()
-            self._quota.make_windows()
+            if self._quota is not None:
+                self._quota.make_windows()
             return
         pulls = world.num_nodes > 1 and bool(lacks_rows and any_rows)
         if plan.has_work:
@@ -119,7 +120,7 @@ class Filling:
                 plan.wanted,
                 num_missing=cache.log.num_missing,
                 is_filled=cache.room.is_filled,
-                budget=self._quota.budget,
+                budget=self._quota.budget if self._quota is not None else None,
             )
         self._stage(missing, groups or [(0, plan.wanted.num_slots)], in_groups=bool(groups))
 
@@ -136,7 +137,7 @@ class Filling:
             (cache.directory / LIMIT_NAME).unlink(missing_ok=True)
         if world.local_rank == 0 and entries is not None:
             # A quota has no room for one more file: after a kill such rows are read again.
-            kept = surplus if self._quota.budget is None else None
+            kept = surplus if self._quota is None else None
             cache.rewrite(
                 entries, epoch=plan.wanted.epoch, placement=plan.wanted.name, surplus=kept
             )
@@ -236,11 +237,13 @@ class Filling:
             waits = staging.groups_done < num_groups
             mine = np.array([staging.num_rows, staging.num_bytes, staging.total_rows, waits])
             sums = self._world.allreduce(mine, op="sum", doing="stage rows")
-            bar = bar or Progress("staging", int(sums[2]), shown=self._shows_progress)
-            bar.add(int(sums[0] - before[0]), num_bytes=int(sums[1] - before[1]))
+            if self._shows_progress:
+                bar = bar or Progress("staging", int(sums[2]), shown=True)
+                bar.add(int(sums[0] - before[0]), num_bytes=int(sums[1] - before[1]))
             before = sums[:3]
             if not sums[3]:
-                bar.close()
+                if bar is not None:
+                    bar.close()
                 return
 
     def _commit(self, staging: StagingRun) -> None:
@@ -248,16 +251,21 @@ class Filling:
         cache = self._cache
         staging.close()
         self._staging = None
-        self._quota.agree_on_staged(overflowed=staging.overflowed)
+        quota = self._quota
+        if quota is not None:
+            quota.agree_on_staged(overflowed=staging.overflowed)
         if self._world.local_rank == 0:
             cache.fill_commit()
-            self._quota.mark_filled()
-        if self._quota.budget is None or not cache.log.num_missing:
+            if quota is not None:
+                quota.mark_filled()
+        if quota is None or not cache.log.num_missing:
             cache.disk.trim()
         self._world.barrier(doing="commit the staged rows")
         cache.refresh()
         self._share()
-        self._quota.make_windows(staged_bytes_per_s=staging.num_bytes / max(self.staging_s, 1e-9))
+        if quota is not None:
+            rate = staging.num_bytes / max(self.staging_s, 1e-9)
+            quota.make_windows(staged_bytes_per_s=rate)
 
     def _share(self) -> None:
         """Let other jobs read the cache, if nothing will be written to it any more."""

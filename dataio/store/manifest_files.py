@@ -10,8 +10,8 @@ from typing import Any
 
 from dataio.base.atomic import read_record, write_record, write_table
 from dataio.base.errors import CacheError, DamagedFileError
+from dataio.base.filesystem import readable
 from dataio.rows.rows import RowSchema
-from dataio.store.disk_errors import readable
 from dataio.store.files.manifest import Entries, to_table
 from dataio.store.state import FORMAT_VERSION, Head
 

@@ -21,7 +21,7 @@ from dataio.base.own import distrust
 from dataio.rows.fields import Field, declarations, row_schema
 from dataio.source import ImageFolderSource
 from dataio.source.base import Source
-from dataio.source.wrap.growing import as_growing
+from dataio.source.wrap.growing import GrowingSource
 from dataio.source.wrap.transformed import TransformedSource
 from dataio.store.cache import Cache
 from dataio.store.manifest_files import Identity
@@ -100,8 +100,7 @@ def _wanted(
     if isinstance(source, TransformedSource | ImageFolderSource) and source.variant:
         identity += f"|{source.variant}"
     name = xxhash.xxh3_64_hexdigest(identity.encode())[:12]
-    growing = as_growing(source)
-    prefixes = frozenset(growing.prefixes if growing is not None else ())
+    prefixes = frozenset(source.prefixes if isinstance(source, GrowingSource) else ())
     num_arrivals = 2 * share.num_leaving * world.local_size
     num_positions = share.num_slots + num_arrivals
     budget = None

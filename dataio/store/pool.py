@@ -1,6 +1,7 @@
 """A node's pool: rows by slot, and their scores; the parts of it put together."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -91,7 +92,9 @@ class Pool:
                     place_of_scores = scores_directory(self.cache.directory)
                     self.scores = open_scores(place_of_scores, share.num_slots, dtype, world=world)
             undo.pop_all()
-        self._quota = QuotaAgreement(budget, self.cache, world, rows_move=self._exchanges)
+        self._quota: QuotaAgreement | None = None
+        if budget is not None:
+            self._quota = QuotaAgreement(budget, self.cache, world, rows_move=self._exchanges)
         self._filling: Filling = Filling(
             self._checked,
             fields,
@@ -99,7 +102,7 @@ class Pool:
             world=world,
             quota=self._quota,
             shares=not self._exchanges,
-            shows_progress=arguments.reports.progress and world.rank == 0,
+            shows_progress=arguments.reports.progress and world.rank == 0 and sys.stderr.isatty(),
             staging=arguments.staging,
             earlier=earlier._filling if earlier is not None else None,
         )
@@ -107,7 +110,7 @@ class Pool:
     @property
     def moves(self) -> bool:
         """Whether rows may be exchanged: with a quota, `ensure` and `agree_to_move` decide."""
-        return self._quota.rows_move
+        return self._exchanges if self._quota is None else self._quota.rows_move
 
     @property
     def staging_s(self) -> float:
@@ -162,7 +165,7 @@ class Pool:
                 go on with the others: call `await_rows` before use. `finish_staging`, which comes
                 before the next commit, and `ensure` wait for all.
         """
-        assert groups is None or self._quota.budget is None, "what does not fit comes in no group"
+        assert groups is None or self._quota is None, "what does not fit comes in no group"
         self.finish_staging()
         self.close_windows()
         self.await_commit()
@@ -181,7 +184,7 @@ class Pool:
         plan = reconcile(
             held,
             placement,
-            budget=self._quota.budget,
+            budget=self._quota.budget if self._quota is not None else None,
             rows_move=self._exchanges,
             may_exchange=self.moves,
         )
@@ -192,7 +195,7 @@ class Pool:
 
         Collective with a quota; without one the answer is known.
         """
-        return self._quota.agree_to_move()
+        return self._exchanges if self._quota is None else self._quota.agree_to_move()
 
     @property
     def sample_ids(self) -> NDArray[np.int64]:
@@ -226,7 +229,8 @@ class Pool:
             StallError: If rows are not read within the world's time limit.
             DataioError: What the source raised.
         """
-        if self._quota.halves is None or not steps:
+        halves = self._quota.halves if self._quota is not None else None
+        if halves is None or not steps:
             yield from [steps] if steps else []
             return
         self.close_windows()
@@ -234,7 +238,7 @@ class Pool:
             self._checked,
             self.fields,
             self.cache,
-            halves=self._quota.halves,
+            halves=halves,
             sample_ids=self.sample_ids,
             slots_of=slots_of,
             steps=steps,

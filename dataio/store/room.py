@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.base.filesystem import named
 from dataio.rows.rows import RowSchema
 from dataio.store.commit_log import CommitLog
-from dataio.store.disk_errors import named
 from dataio.store.files.row_files import RowFiles
 from dataio.store.quota import Budget
 from dataio.store.space import Space

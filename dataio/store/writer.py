@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import CorruptRowError
+from dataio.base.filesystem import named
 from dataio.rows.rows import Rows
 from dataio.store.background import Background
 from dataio.store.commit_log import CommitLog
-from dataio.store.disk_errors import named
 from dataio.store.files.extents import find_claimed
 from dataio.store.files.manifest import Entries, make_entries
 from dataio.store.files.row_files import RowFiles

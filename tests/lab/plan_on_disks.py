@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from dataio.store.files.fetch import MEMORY_FRACTION
+from dataio.store.files.reader import MEMORY_FRACTION
 from tests.lab.plan_of_epochs import MEMORY_GBYTE_S, RANKS, SETTINGS, TIMEOUT_S
 from tests.slowfs import ROOT
 from tonari.bench.loader.launch import mpiexec

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dataio.store.files.fetch import MEMORY_FRACTION
+from dataio.store.files.reader import MEMORY_FRACTION
 from tests.oracle.test_simulate import Bench
 from tests.oracle.test_trace import load
 from tonari.oracle.costs import Cost

@@ -10,7 +10,7 @@ import numpy as np
 from dataio.plan.layout import Layout
 from dataio.plan.order import NUM_GROUPS
 from dataio.rows.fields import row_schema
-from dataio.store.files.fetch import MEMORY_FRACTION
+from dataio.store.files.reader import MEMORY_FRACTION
 from dataio.store.quota import Need
 from shuffle import Partial
 from shuffle.ring import crossing_fraction

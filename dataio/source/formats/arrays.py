@@ -172,7 +172,9 @@ def _opened(
             f"NumpySource: array {key!r} is {found}, expected an array of numbers or text with one "
             "row a sample, or a path; convert it with np.asarray"
         )
-    return MemoryArray(unmasked(value, f"NumpySource: array {key!r}"))
+    if isinstance(value, np.ma.MaskedArray):
+        value = unmasked(value, f"NumpySource: array {key!r}")
+    return MemoryArray(value)
 
 
 def _whole_times(rows: NDArray[np.generic]) -> NDArray[np.generic]:

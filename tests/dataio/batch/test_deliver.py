@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dataio.base.buffers import BufferRing
-from dataio.batch.deliver import Delivery
+from dataio.batch.feed import Delivery
 
 
 @pytest.mark.parametrize("device", [None, torch.device("cpu")])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dataio.base.buffers import BufferRing
-from dataio.batch.deliver import Delivery
+from dataio.batch.feed import Delivery
 from dataio.world import run_threads, thread_worlds
 from importance import InfoBatch, Kakurenbo
 from tests.cases import diagonal

@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 import dataio
-from dataio.batch.deliver import Delivery
+from dataio.batch.feed import Delivery
 from dataio.rows.samples import Batch
 from dataio.source import Shards, Source
 from dataio.source.classes import Classes

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dataio.base.buffers import BufferRing
-from dataio.batch.deliver import Delivery
+from dataio.batch.feed import Delivery
 from dataio.rows.samples import Batch
 from tonari.trainer.deliver.columns import Columns, lay_columns
 from tonari.trainer.deliver.relay import (
