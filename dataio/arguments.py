@@ -70,11 +70,6 @@ class Arguments:
         """Whether a whole cache of another user may be read."""
         return is_named(os.fspath(self.cache.path))
 
-    @property
-    def skips(self) -> bool:
-        """Whether a row that is corrupt or does not decode is padding, not an error."""
-        return self.on_error == "skip"
-
 
 def find_device(device: torch.device | str | int | None) -> torch.device | None:
     """Find the device that was named.

@@ -7,7 +7,7 @@ import numpy as np
 
 from dataio.arguments import Arguments
 from dataio.batch.feed import Delivery
-from dataio.iterations import OneLoop
+from dataio.iterations import Loop, OneLoop
 from dataio.plan.order import PADDING, Block, Order, num_steps
 from dataio.rows.fields import Field
 from dataio.rows.samples import Batch
@@ -77,7 +77,7 @@ class Evaluation:
         Raises:
             StateError: From ``next``, if another loop has begun since.
         """
-        return self._passes.loop(self._batches())
+        return Loop(self._passes, self._batches())
 
     def _batches(self) -> Generator[Batch, None, None]:
         batches = self._session.gather.batches(self._block, range(len(self)), epoch=0)

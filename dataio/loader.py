@@ -383,7 +383,7 @@ class Loader:
         """
         self._run.ensure_running()
         # A checkpoint is never ahead of the caches: they cannot step forward.
-        self._session.pool.await_commit()
+        self._session.pool.cache.await_commit()
         self._session.feedback.flush()
 
     @checked_call

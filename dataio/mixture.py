@@ -20,7 +20,7 @@ from dataio.base.checked import checked
 from dataio.base.errors import StateError
 from dataio.base.permutation import permute
 from dataio.base.seeding import Key, digest, key
-from dataio.iterations import Iterations
+from dataio.iterations import Iterations, Loop
 from dataio.loader import Loader
 from dataio.plan.by_step import ByStep, StepOrder, Weights, check_weights
 from dataio.rows.samples import Batch
@@ -138,7 +138,7 @@ class Mixture:
             StateError: If it is the second whole loop in one epoch of `epochs`; or from ``next``,
                 if another loop has begun since.
         """
-        return self._iterations.loop(self._batches())
+        return Loop(self._iterations, self._batches())
 
     def _batches(self) -> Generator[Batch, None, None]:
         start = self._iterations.start(self.epoch, is_used_up=self.step >= self._steps)

@@ -396,7 +396,7 @@ class RunState:
     ) -> Running:
         """Decide what is left of an epoch: hidden rows, order, weights, refresh. Collective."""
         session, node = self.session, restored.node if restored is not None else None
-        seen = self._seen_before(position, node)
+        seen = self._seen_before(position, node) if position.ended else None
         plan, refresh_order = session.dealer.deal(
             position,
             session.pool.scores,
@@ -427,7 +427,7 @@ class RunState:
 
     def count_step(self) -> None:
         """Count a batch of the running epoch that is delivered."""
-        padded = self.session.gather.take_padded(self.epoch, self.step)
+        padded = self.session.gather.shaper.take_padded(self.epoch, self.step)
         self.session.lasting.figures.padded += len(padded)
         if self.rowlog is not None and padded:
             self.rowlog.pad(self.step, padded)
@@ -455,12 +455,8 @@ class RunState:
             )  # fmt: skip
         self._after = None
 
-    def _seen_before(
-        self, position: Position, node: NodeSnapshot | None
-    ) -> NDArray[np.int64] | None:
+    def _seen_before(self, position: Position, node: NodeSnapshot | None) -> NDArray[np.int64]:
         """int64[rows of the sampling group]: How often ended segments trained each. Collective."""
-        if not position.ended:
-            return None
         if node is not None:
             return trained_before(position, node)
         session = self.session

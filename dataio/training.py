@@ -23,10 +23,10 @@ from dataio.batch.meter import Meter
 from dataio.evaluation import Evaluation
 from dataio.excluding import find_excluded
 from dataio.opening import Openable, Opener
-from dataio.plan.candidates import no_field
 from dataio.plan.dealer import Dealer
 from dataio.plan.epoch import find_sampling_groups
 from dataio.plan.exclusion import Exclusion
+from dataio.plan.history import no_field
 from dataio.plan.layout import Layout
 from dataio.plan.order import deal, deal_all, num_steps
 from dataio.plan.placement import Placements
@@ -265,11 +265,13 @@ def begin_training(arguments: Arguments, world: World) -> tuple[Training, RowLog
     layout = lay_out(source, world)
     check_batch_size(arguments.batch_size, layout)
     check_policy(arguments, source, fields)
-    check_growth(arguments, source)
+    if isinstance(source, GrowingSource):
+        check_growth(arguments, source)
     exclusion = Exclusion(source.num_samples)
     if arguments.exclude is not None:
         exclusion = find_excluded(arguments.exclude, source, world)
-    check_agreement(agreed(arguments, source, fields, exclusion), world)
+    if world.world_size > 1:
+        check_agreement(agreed(arguments, source, fields, exclusion), world)
     figures = Figures()
     lasting = Lasting(
         opener, Delivery(find_device(arguments.device)), figures,
@@ -288,16 +290,16 @@ def begin_training(arguments: Arguments, world: World) -> tuple[Training, RowLog
         # Of one that grows, nobody knows yet how many samples the first epoch has.
         if arguments.staging.when == "before" and training.growing is None:
             training.moves.stage()
-        rowlog = _open_rowlog(training)
+        rowlog = None
+        if arguments.reports.rows is not None:
+            rowlog = _open_rowlog(training, Path(arguments.reports.rows))
         undo.pop_all()
     return training, rowlog
 
 
-def _open_rowlog(training: Training) -> RowLog | None:
-    """Open the log of which rows are trained, if one is asked for. Collective."""
+def _open_rowlog(training: Training, directory: Path) -> RowLog:
+    """Open the log of which rows are trained. Collective."""
     arguments, source = training.arguments, training.source
-    if arguments.reports.rows is None:
-        return None
     shuffle, costs = arguments.shuffle_or_local, costs_of(source)
     setup = Setup(
         seed=arguments.seed, num_samples=source.num_samples, shuffle=repr(shuffle),
@@ -307,7 +309,7 @@ def _open_rowlog(training: Training) -> RowLog | None:
         fingerprint=source.fingerprint, costs="" if costs is None else digest(costs.tobytes()),
         order_version=ORDER_VERSION,
     )  # fmt: skip
-    return RowLog(Path(arguments.reports.rows), setup, costs, training.world)
+    return RowLog(directory, setup, costs, training.world)
 
 
 def identify(source: Source, arguments: Arguments) -> RunIdentity:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from dataio.base.checked import checked
 from dataio.base.permutation import unpermute
 from dataio.base.seeding import generator, key
-from dataio.plan.candidates import Candidates
 from dataio.plan.exclusion import Exclusion
-from dataio.plan.history import ScoreColumn
+from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection
 from importance.sample_values import (
     Values,
@@ -72,6 +71,9 @@ class Weighted:
     num_samples: int | None = None
     over: Literal["global", "pool"] = "global"
 
+    columns: ClassVar[tuple[ScoreColumn, ...]] = ()
+    """None: reports change nothing, and several ranks would report of one row."""
+
     def __post_init__(self) -> None:
         if self.num_samples is not None and self.num_samples < 1:
             raise ValueError(
@@ -84,11 +86,6 @@ class Weighted:
             object.__setattr__(self, "weights", checked_weights(weights, where="Weighted: weights"))
         if balance is not None and not isinstance(balance, str):
             object.__setattr__(self, "balance", checked_classes(balance, where="Weighted: balance"))
-
-    @property
-    def columns(self) -> tuple[ScoreColumn, ...]:
-        """None: reports change nothing, and several ranks would report of one row."""
-        return ()
 
     @property
     def by_fields(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,13 +34,11 @@ class Partial:
 
     exchange: float = 0.1
 
+    holds_all: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         if not 0 <= self.exchange <= 1:
             raise ValueError(f"Partial: exchange is {self.exchange}; give a fraction in [0, 1]")
-
-    @property
-    def holds_all(self) -> bool:
-        return False
 
     def num_leaving(self, layout: Layout) -> int:
         """floor(Q * floor(N/R)); 0 on a single node, whose replicas share one pool anyway."""

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import FieldError, WorkerError
@@ -20,7 +19,6 @@ from dataio.batch.stack import Columns, Form, blank, forms
 from dataio.batch.watch import ROWS_LOOKED_AT, How, Watch
 from dataio.rows.fields import Field
 from dataio.rows.samples import (
-    Array,
     AsList,
     NothingDecodesError,
     OnError,
@@ -44,6 +42,10 @@ class Assembler:
         on_error: What to do with a row that does not decode.
         trusts_pictures: Whether pictures that were refused while staging are decoded all the same.
         watch: Looks at what the transform draws from, if there is one.
+
+    Attributes:
+        filler: Copies and decodes the fields.
+        by_row: Whether rows are worked on one by one: only where that takes time.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class Assembler:
         self._keep_samples = keep_samples
         self._seed = seed
         self._watch = watch
-        self._filler = Filler(
+        self.filler = Filler(
             reader,
             fields,
             ring=ring,
@@ -74,23 +76,14 @@ class Assembler:
             trusts_pictures=trusts_pictures,
         )
         self._forms: dict[str, Form | None] | None = None
-        # Rows are only worked on one by one where that takes time.
-        self.by_row = transform is not None or keep_samples or self._filler.decodes
-
-    def gather_small(self, position: NDArray[np.int64]) -> dict[str, Array]:
-        """Copy the small fixed fields of positions of any shape: dtype[*position.shape, *shape]."""
-        return self._filler.gather_small(position)
-
-    def plain_columns(self) -> dict[str, Array] | None:
-        """The large fixed fields, if a batch is nothing but copies of fixed fields; or None."""
-        return None if self.by_row else self._filler.plain_columns()
+        self.by_row = transform is not None or keep_samples or self.filler.decodes
 
     def prepare(self, work: Work) -> Job:
         """Allocate what a batch needs."""
-        job = self._filler.prepare(work)
+        job = self.filler.prepare(work)
         if self._keep_samples:
             job.samples = [None] * num_rows(job)
-        elif self._transform is not None or self._filler.own:
+        elif self._transform is not None or self.filler.own:
             maker = "transform" if self._transform is not None else "decode"
             job.results = Columns(self._ring, work.located.sample_id, maker=maker)
         if self._transform is not None:
@@ -103,7 +96,7 @@ class Assembler:
         assert watch is not None
         how = watch.plan()
         for row in range(min(ROWS_LOOKED_AT, num_rows(job)) if how == "look" else 0):
-            self._filler.fill(job, row, row + 1)
+            self.filler.fill(job, row, row + 1)
             job.done = row + 1
             self._add_rows(job, row, row + 1, "look")
             if watch.draws:
@@ -121,7 +114,7 @@ class Assembler:
         """Fill the rows [start, stop); any thread may call it."""
         start = max(start, job.done)
         if start < stop:
-            self._filler.fill(job, start, stop)
+            self.filler.fill(job, start, stop)
             if not job.here:
                 self._add_rows(job, start, stop, "free")
 
@@ -149,17 +142,17 @@ class Assembler:
     def _made(self, job: Job, row: int, how: How) -> Mapping[str, object] | None:
         """Make a row's sample, or what of it is not in the batch yet; None if it is refused."""
         if self._transform is None and not self._keep_samples:
-            return {name: job.values[name][row] for name in self._filler.own}
+            return {name: job.values[name][row] for name in self.filler.own}
         sample = self._sample(job, row)
         return sample if self._transform is None else self._transformed(job, row, sample, how)
 
     def _sample(self, job: Job, row: int) -> Sample:
         sample: Sample = {name: job.values[name][row] for name in self._fields}
-        for name in self._filler.decoded:
+        for name in self.filler.decoded:
             value = sample[name]
             assert isinstance(value, np.ndarray)
             sample[name] = value.transpose(2, 0, 1)
-        for name in self._filler.own:
+        for name in self.filler.own:
             value = sample[name]
             if isinstance(value, AsList):
                 sample[name] = value.value  # type: ignore[assignment]
@@ -174,26 +167,26 @@ class Assembler:
         epoch, sample_id = job.work.epoch, int(job.work.located.sample_id[row])
         stream = job.work.key_of(row, self._seed)
         varying: dict[str, object] = {}
-        if self._filler.varying and job.results is not None:
+        if self.filler.varying and job.results is not None:
             # What of these comes back as it is goes into a list. It may be changed in place.
             varying = {
                 name: sample[name]
-                for name in self._filler.varying
-                if name not in self._filler.own or isinstance(job.values[name][row], AsList)
+                for name in self.filler.varying
+                if name not in self.filler.own or isinstance(job.values[name][row], AsList)
             }
         try:
             changed = self._watch.call(self._transform, sample, stream, how)
         except FieldError as error:
             refused = FieldError(f"transform: sample {sample_id}, epoch {epoch}: {error}")
             refused.__cause__ = error
-            self._filler.refuse(job, row, refused)
+            self.filler.refuse(job, row, refused)
             return None
         except Exception as error:
             raise WorkerError(
                 f"transform: sample {sample_id}, epoch {epoch}: raised {type(error).__name__}: "
                 f"{error}, expected the sample; repair it, or let it raise FieldError, which "
                 'on_error="skip" passes over',
-                about=self._filler.about(job, row),
+                about=self.filler.about(job, row),
             ) from error
         if not isinstance(changed, Mapping):
             raise FieldError(
@@ -209,7 +202,7 @@ class Assembler:
 
     def finish(self, job: Job) -> dict[str, Value]:
         """Give the values by field; bad rows hold what a good one holds."""
-        values = {} if self._transform is not None else self._filler.values(job)
+        values = {} if self._transform is not None else self.filler.values(job)
         if job.results is not None:
             values |= self._results(job, job.results)
         if job.work.bad:

@@ -193,7 +193,7 @@ class Feed:
                     delivered = time.perf_counter()
                     yield batch
                     started = time.perf_counter()
-                    self._figures.add_step(started - delivered)
+                    self._figures.steps.add(started - delivered)
         finally:
             self._gather.stop()
             runs.close()

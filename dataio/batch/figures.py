@@ -96,10 +96,6 @@ class Figures:
         self.batches += 1
         self.rows += rows
 
-    def add_step(self, duration_s: float) -> None:
-        """Count what the caller did between two batches."""
-        self.steps.add(duration_s)
-
     def end_epoch(self, *, source_bytes: int) -> "EpochFigures":
         """Say what came since the last call."""
         figures = self.epoch_so_far(source_bytes=source_bytes)

@@ -94,7 +94,8 @@ class Filler:
         located, num_rows = work.located, len(work.located.position)
         reader = work.reader or self._reader
         job = Job(work, dict(work.small), [], [], [])
-        self._refuse_replaced(job, reader)
+        if self._replaced:
+            self._refuse_replaced(job, reader)
         for number, name in self._large:
             column = reader.column(number)
             out = self._ring.take((num_rows, *column.shape[1:]), column.dtype)

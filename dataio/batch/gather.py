@@ -67,6 +67,9 @@ class Gather:
         pinned: Make batches in memory that a GPU copies from without waiting.
         are_excluded: int64[n] samples -> bool[n]: whether no epoch shows them, so that nobody minds
             what is wrong with their pictures.
+
+    Attributes:
+        shaper: Puts batches together.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class Gather:
         transform, collate, seed = arguments.transform, arguments.collate, arguments.seed
         trusts_pictures = arguments.staging.check == "none"
         self._cache = cache
-        self._begin = partial(pool.raise_refused, are_excluded)
+        self._begin = partial(pool.checked_source.raise_refused, are_excluded)
         self._place_of = partial(place_of, pool.source)
         self._fields = fields
         self._batch_transform = arguments.batch_transform
@@ -99,7 +102,7 @@ class Gather:
             on_error=arguments.on_error,
             repair=pool.repair,
         )
-        self._shaper = Shaper(
+        self.shaper = Shaper(
             collate=collate,
             batch_transform=arguments.batch_transform,
             seed=seed,
@@ -202,7 +205,7 @@ class Gather:
 
     def _inline(self, pending: Iterator[Pending]) -> Iterator[Batch]:
         """Make batches on the caller's thread."""
-        columns = self._assembler.plain_columns()
+        columns = None if self._assembler.by_row else self._assembler.filler.plain_columns()
         if columns is None or self._batch_transform is not None or self._fetcher is not None:
             return self._timed(map(self._make, pending))
         return self._timed(map(self._copied, pending, repeat(columns)))
@@ -225,11 +228,7 @@ class Gather:
     @property
     def num_skipped(self) -> int:
         """Rows that became padding because they could not be repaired or decoded."""
-        return self._shaper.num_skipped
-
-    def take_padded(self, epoch: int, step: int) -> list[int]:
-        """Return the places of a batch's rows that became padding so; of each batch once."""
-        return self._shaper.take_padded(epoch, step)
+        return self.shaper.num_skipped
 
     @property
     def num_bytes(self) -> int:
@@ -280,7 +279,7 @@ class Gather:
         found = self._verifier.check(pending.unchecked, located, reader)
         if found.relocated is not None:
             work.reader, work.located = None, found.relocated
-            work.small = self._assembler.gather_small(work.located.position)
+            work.small = self._assembler.filler.gather_small(work.located.position)
         work.bad |= frozenset(found.bad)
         return pending
 
@@ -290,7 +289,7 @@ class Gather:
         except NothingDecodesError:
             return self._padding(pending)
         self._assembler.run(job, 0, len(pending.slot))
-        return self._taken(Unfinished(job, pending, self._shaper.plan()))
+        return self._taken(Unfinished(job, pending, self.shaper.plan()))
 
     def _padding(self, pending: Pending) -> Batch:
         """Make a batch of which no row decodes: of other rows of the pool, as padding."""
@@ -301,7 +300,7 @@ class Gather:
             located = locate(self._cache.entries, slots)
             found = self._verifier.check(slots, located)
             located = found.relocated or located
-            small = self._assembler.gather_small(located.position)
+            small = self._assembler.filler.gather_small(located.position)
             other = Work(work.epoch, work.step, located, small, frozenset(found.bad))
             try:
                 job = self._assembler.prepare(other)
@@ -312,8 +311,8 @@ class Gather:
                 continue
             if len(other.bad) < num_rows:
                 work.bad = frozenset(range(num_rows))
-                return self._shaper.batch(
-                    pending, self._shaper.plan(), values=values, samples=samples
+                return self.shaper.batch(
+                    pending, self.shaper.plan(), values=values, samples=samples
                 )
         raise FieldError(
             f"{self._cache.directory}: none of the {len(held)} rows held there decodes, expected "
@@ -353,7 +352,7 @@ class Gather:
         num_rows = len(pending.slot)
         num_parts = min(4 * self._num_threads, num_rows) if self._assembler.by_row else 1
         bounds = [num_rows * part // num_parts for part in range(num_parts + 1)]
-        left = Unfinished(job, pending, self._shaper.plan())
+        left = Unfinished(job, pending, self.shaper.plan())
         is_left = job.here or left.how != "free"
         parts = _Parts(num_parts, lambda: left if is_left else self._finish(*left))
         for start, stop in pairwise(bounds):
@@ -383,7 +382,7 @@ class Gather:
             values, samples = self._values(job)
         except NothingDecodesError:
             return Undecodable(pending)
-        return self._shaper.batch(pending, how, values=values, samples=samples)
+        return self.shaper.batch(pending, how, values=values, samples=samples)
 
     def _values(self, job: Job) -> tuple[dict[str, Value], list[Sample]]:
         """Give what a batch is put together of: values by field, or samples for a collate."""
@@ -395,8 +394,8 @@ class Gather:
         if made.failure is not None:
             return self._padding(pending)
         pending.work.bad |= made.bad
-        return self._shaper.batch(
-            pending, self._shaper.plan(), values=made.values or {}, samples=made.samples or ()
+        return self.shaper.batch(
+            pending, self.shaper.plan(), values=made.values or {}, samples=made.samples or ()
         )
 
 

@@ -133,7 +133,7 @@ class Lookup:
             block = pick(steps.start, min(num_steps, len(steps)))
             located = locate(self._cache.entries, block.slots)
             try:
-                small = self._assembler.gather_small(located.position)
+                small = self._assembler.filler.gather_small(located.position)
             except IndexError as error:
                 raise CorruptRowError(
                     f"{self._cache.directory}: a row of steps from {steps.start} on lies in no "

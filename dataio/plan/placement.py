@@ -103,13 +103,7 @@ def samples_in(
         first_epoch: In which the layout began, or the dataset last grew.
     """
     homes = shuffle.placement(layout, node=node, epoch=epoch, seed=seed, first_epoch=first_epoch)
-    return _at_first(shuffle, layout, homes, seed=seed, first_epoch=first_epoch)
-
-
-def _at_first(
-    shuffle: Shuffle, layout: Layout, homes: NDArray[np.int64], *, seed: int, first_epoch: int
-) -> NDArray[np.int64]:
-    """int64[len(homes)]: Samples that homes of any nodes held when the layout began."""
+    # Samples that these homes, of any nodes, held when the layout began.
     samples, rest = np.empty_like(homes), np.arange(len(homes))
     while layout.earlier:
         older, began = layout.before_growth()

@@ -5,13 +5,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import ScoreColumn, Scores
+from dataio.plan.history import Candidates, ScoreColumn, Scores
 from dataio.plan.layout import Layout
 from dataio.rows.parcel import ParcelBuffers
 from dataio.rows.rows import Fetch, Rows, RowSchema
@@ -281,9 +280,7 @@ class Following(Protocol):
 class Local:
     """Rows never move: every node shuffles its own pool anew each epoch."""
 
-    @property
-    def holds_all(self) -> bool:
-        return False
+    holds_all: ClassVar[bool] = False
 
     def num_leaving(self, layout: Layout) -> int:
         """Nothing leaves."""

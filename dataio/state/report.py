@@ -80,11 +80,6 @@ class _Report:
     done: torch.cuda.Event | None
     epoch: int
 
-    @property
-    def columns(self) -> frozenset[str]:
-        """Names of all its columns."""
-        return frozenset([*self.at_hand, *self.names])
-
     def is_there(self) -> bool:
         return self.done is None or bool(self.done.query())  # type: ignore[no-untyped-call]
 
@@ -174,7 +169,7 @@ class Feedback:
         for _ in reports:
             self._under_way.popleft()
         for (epoch, _), alike in groupby(
-            reports, key=lambda report: (report.epoch, report.columns)
+            reports, key=lambda one: (one.epoch, frozenset([*one.at_hand, *one.names]))
         ):
             parts = [report.values() for report in alike]
             rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -50,7 +50,7 @@ def commit_arrivals(
 
     Collective, in two phases: when every rank's arrivals are durable, each node replaces its
     manifest, beside what comes next. The next commit waits for that before it seals, and so does
-    `Pool.await_commit`. A kill before, between or after leaves nodes at most one epoch apart, and
+    `Cache.await_commit`. A kill before, between or after leaves nodes at most one epoch apart, and
     `Pool.ensure` steps back one.
 
     Args:
@@ -63,7 +63,7 @@ def commit_arrivals(
         int64[n]: Slots that hold other rows than before.
     """
     assert not pool.is_staging, "a commit of staged rows would miss some"
-    pool.await_commit()
+    pool.cache.await_commit()
     pool.cache.seal(epoch)
     doing = "make arrivals durable"
     if agree is None:

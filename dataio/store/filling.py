@@ -258,7 +258,7 @@ class Filling:
             cache.fill_commit()
             if quota is not None:
                 quota.mark_filled()
-        if quota is None or not cache.log.num_missing:
+        if cache.files.has_heap and (quota is None or not cache.log.num_missing):
             cache.disk.trim()
         self._world.barrier(doing="commit the staged rows")
         cache.refresh()

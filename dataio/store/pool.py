@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +48,7 @@ class Pool:
 
     Attributes:
         streamed: Counts what `windows` read.
+        checked_source: Reads the source as staging does, and raises what it refused.
         cache: The files.
         scores: scores[num_slots], shared by the node's ranks, and by no other job; read-only, as of
             rows never reported, where the policy keeps none.
@@ -68,7 +69,9 @@ class Pool:
     ) -> None:
         columns = arguments.importance.columns if arguments.importance is not None else ()
         self.source = source
-        self._checked = CheckedSource(source, check=arguments.staging.check, skips=arguments.skips)
+        self.checked_source = CheckedSource(
+            source, check=arguments.staging.check, skips=arguments.on_error == "skip"
+        )
         self.fields = fields
         self.world = world
         self.keeps_scores = bool(columns)
@@ -96,7 +99,7 @@ class Pool:
         if budget is not None:
             self._quota = QuotaAgreement(budget, self.cache, world, rows_move=self._exchanges)
         self._filling: Filling = Filling(
-            self._checked,
+            self.checked_source,
             fields,
             self.cache,
             world=world,
@@ -168,7 +171,7 @@ class Pool:
         assert groups is None or self._quota is None, "what does not fit comes in no group"
         self.finish_staging()
         self.close_windows()
-        self.await_commit()
+        self.cache.await_commit()
         self._placement, self._sample_ids = placement, None
         cache, commits = self.cache, self.cache.log
         held = Held(
@@ -235,7 +238,7 @@ class Pool:
             return
         self.close_windows()
         streaming = self._streaming = Streaming(
-            self._checked,
+            self.checked_source,
             self.fields,
             self.cache,
             halves=halves,
@@ -314,7 +317,7 @@ class Pool:
             CorruptRowError: If the source has no such sample, or other bytes of it than the
                 manifest's checksum says.
         """
-        repair_rows(self.cache, slots, source=self._checked, fields=self.fields)
+        repair_rows(self.cache, slots, source=self.checked_source, fields=self.fields)
 
     def fetch(self, sample_ids: NDArray[np.int64]) -> Iterator[Rows]:
         """Read samples from the source, to go in the place of rows that were damaged elsewhere.
@@ -323,28 +326,7 @@ class Pool:
             sample_ids: int64[n], sorted, distinct; ids that no sample has are ignored.
         """
         known = (sample_ids >= 0) & (sample_ids < self.source.num_samples)
-        return self._checked.read(sample_ids[known], self.fields)
-
-    def raise_refused(
-        self, are_excluded: Callable[[NDArray[np.int64]], NDArray[np.bool_]] = no_rows
-    ) -> None:
-        """Raise what is wrong with pictures that were staged, if that is an error.
-
-        Args:
-            are_excluded: int64[n] samples -> bool[n]: whether no epoch shows them.
-
-        Raises:
-            FieldError: If some are not whole; see `CheckedSource`.
-        """
-        self._checked.raise_refused(are_excluded)
-
-    def await_commit(self) -> None:
-        """Wait until this node's part of the last commit is durable. Blocks on the disk.
-
-        Raises:
-            CacheError: If it could not be written.
-        """
-        self.cache.await_commit()
+        return self.checked_source.read(sample_ids[known], self.fields)
 
     def close(self) -> None:
         """Release the cache; the files stay for the next job."""

@@ -10,7 +10,6 @@ from dataio.base.errors import CacheError, DamagedCacheError
 from dataio.base.filesystem import room_for
 from dataio.plan.placement import Placement
 from dataio.store.cache import Cache
-from dataio.store.commit_log import CommitLog
 from dataio.store.files.manifest import Entries, empty_entries, join_entries
 from dataio.store.files.row_files import RowFiles
 from dataio.store.state import Verdict, judge
@@ -89,7 +88,10 @@ def recover(cache: Cache) -> str:
         found, made_anew = prove_rows(cache.files, error, num_variable=num_variable)
         held = found if len(found) else empty_entries(cache.num_slots, num_variable)
         cache.rewrite(held, epoch=0, placement="")
-    remove_litter(cache.log, cache.files)
+    for file in cache.files.by_position:
+        file.mend_header()
+    tables = cache.log.tables
+    tables.unlink(judge(tables.names(), tables.read_head()).litter)
     return made_anew
 
 
@@ -207,10 +209,3 @@ def find_rows(files: RowFiles, num_variable: int) -> Entries:
     found = found.take(np.sort(firsts))
     found.slot.put(np.arange(len(found)), np.arange(len(found)))
     return found
-
-
-def remove_litter(commits: CommitLog, files: RowFiles) -> None:
-    """Mend the headers of arrays, and remove what the manifest leaves without meaning."""
-    for file in files.by_position:
-        file.mend_header()
-    commits.tables.unlink(judge(commits.tables.names(), commits.tables.read_head()).litter)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from dataio.base.filesystem import named
 from dataio.rows.rows import RowSchema
 from dataio.store.commit_log import CommitLog
+from dataio.store.files.extents import Space
 from dataio.store.files.row_files import RowFiles
 from dataio.store.quota import Budget
-from dataio.store.space import Space
 from dataio.store.state import Head
 
 
@@ -67,15 +67,13 @@ class Room:
             and head.quota_bytes == self.budget.quota_bytes
         )
 
-    def count_fitting(self, extents: NDArray[np.int64]) -> int:
+    def count_fitting(self, budget: Budget, extents: NDArray[np.int64]) -> int:
         """Count the rows, from the first, whose variable fields have room.
 
         Args:
+            budget: What the files may take.
             extents: int64[n]: Bytes of each row's.
         """
-        budget = self.budget
-        if budget is None or not self._schema.variable:
-            return len(extents)
         all_may_fit = budget.resident_rows >= len(self._log.entries)
         limit = budget.heap_bytes if all_may_fit else budget.resident_heap_bytes
         with self._guard:

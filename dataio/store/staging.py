@@ -178,7 +178,8 @@ class StagingRun:
     def _read_piece(self, piece: Piece) -> None:
         done = 0
         for rows in self._source.read(piece.sample_ids, self._fields):
-            self._slow_down()
+            if self._limit is not None:
+                self._slow_down(self._limit)
             if not self._hand_over((piece.part(done, done + len(rows)), rows)):
                 return
             done += len(rows)
@@ -188,13 +189,11 @@ class StagingRun:
                 f"is not what its index says: remove the index or write it again"
             )
 
-    def _slow_down(self) -> None:
-        if self._limit is None:
-            return
+    def _slow_down(self, limit: Throttle) -> None:
         with self._taking:
             now = self._source.bytes_read
             taken, self._limited = now - self._limited, now
-        self._limit.take(taken)
+        limit.take(taken)
 
     def _hand_over(self, block: tuple[Piece, Rows] | BaseException) -> bool:
         while not self._stopped.is_set():

@@ -67,8 +67,10 @@ class RowWriter:
                 caller divides a part of it; None: wherever it is free.
         """
         with self._guard, named(self._directory, "write rows"):
-            if offsets is None:
+            if offsets is None and self._files.has_heap:
                 offsets = self._log.space.extents.take(rows.lengths.sum(axis=1))
+            elif offsets is None:
+                offsets = np.zeros(len(rows), np.int64)
             self._log.tables.count_written(self._files.write(positions, offsets, rows))
         # Copies: the rows may lie in a buffer that is used again.
         return make_entries(
@@ -142,7 +144,9 @@ class StagedRows:
         Returns:
             How many, from the first, the budget has room for: the others were not written.
         """
-        num_rows = self._room.count_fitting(rows.lengths.sum(axis=1))
+        num_rows = len(rows)
+        if self._room.budget is not None and self._files.has_heap:
+            num_rows = self._room.count_fitting(self._room.budget, rows.lengths.sum(axis=1))
         if num_rows:
             part = rows if num_rows == len(rows) else rows.head(num_rows)
             self._rows.append(self._writer.write(slots[:num_rows], positions[:num_rows], part))

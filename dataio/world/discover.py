@@ -56,7 +56,8 @@ def discover_world(*, ranks_per_node: int | None = None, timeout_s: float = 300.
     transport = _open(choose_medium(os.environ, torch), timeout_s)
     # Enough of a world to end the job and to ask for the nodes.
     world = World(transport, Topology((0,) * transport.world_size), timeout_s=timeout_s)
-    install_abort_hooks(world)
+    if world.world_size > 1:
+        install_abort_hooks(world)
     if torch:
         words = f"rank {world.rank} of {world.world_size}"
         _check_claims(Claim(world.rank, world.world_size, words), torch)
@@ -204,17 +205,7 @@ def _find_nodes(world: World, per_node: int | None) -> Topology:
 class SingleTransport:
     """Rank 0 of 1."""
 
-    @property
-    def rank(self) -> int:
-        return 0
-
-    @property
-    def world_size(self) -> int:
-        return 1
-
-    @property
-    def threaded(self) -> bool:
-        return False
+    rank, world_size, threaded = 0, 1, False
 
     def isend(self, data: Bytes, *, dest: int, tag: int) -> Request:
         raise ValueError(f"world: there is one rank, none numbered {dest} to send to")

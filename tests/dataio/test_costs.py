@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 import shuffle
 from dataio import Bytes, Loader, NodeCache, Reports, Workers
 from dataio.batch.meter import Meter
-from dataio.plan.candidates import Candidates
 from dataio.plan.costs import FIGURES, Spent
-from dataio.plan.history import ScoreColumn
+from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection, Shuffle
 from dataio.rows.fields import Field
 from dataio.world import World, run_threads, single_world, thread_worlds

@@ -168,7 +168,8 @@ class RowFiles:
         """Make durable what this local rank wrote. Blocks on the disk."""
         for file in self.by_position:
             file.sync()
-        self.heap.sync()
+        if self.has_heap:
+            self.heap.sync()
 
     def _write_positions(
         self,
