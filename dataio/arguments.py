@@ -15,7 +15,7 @@ from dataio.opening import Openable
 from dataio.options import NodeCache, Reports, Staging, Workers, check_least
 from dataio.plan.exclusion import Exclusion
 from dataio.plan.layout import Layout
-from dataio.plan.policies import ByFields, Drawing, Importance, Local, Shuffle
+from dataio.plan.policies import ByFields, DrawsRows, Importance, Local, Shuffle
 from dataio.rows.fields import Field, row_schema
 from dataio.rows.samples import BatchTransform, Collate, OnError, Transform
 from dataio.source import Shards, Source
@@ -89,7 +89,7 @@ def find_device(device: torch.device | str | int | None) -> torch.device | None:
 def check_policy(arguments: Arguments, source: Source, fields: Mapping[str, Field]) -> None:
     """Refuse a policy that draws rows, or goes by fields, if the dataset does not fit it."""
     policy = arguments.importance
-    if isinstance(policy, Drawing):
+    if isinstance(policy, DrawsRows):
         policy.num_drawn(source.num_samples)
     if not isinstance(policy, ByFields):
         return
@@ -121,7 +121,7 @@ def check_growth(arguments: Arguments, source: Source) -> None:
     found = cure = ""
     if arguments.staging.transform is not None:
         found, cure = "Staging(transform=...)", "give it as transform="
-    elif isinstance(policy, Drawing) and not _draws_from(policy, source.num_samples + 1):
+    elif isinstance(policy, DrawsRows) and not _draws_from(policy, source.num_samples + 1):
         found, cure = f"{policy}, which has one weight a sample", "name a field that is the weight"
     if found:
         raise ValueError(
@@ -130,7 +130,7 @@ def check_growth(arguments: Arguments, source: Source) -> None:
         )
 
 
-def _draws_from(policy: Drawing, num_samples: int) -> bool:
+def _draws_from(policy: DrawsRows, num_samples: int) -> bool:
     try:
         policy.num_drawn(num_samples)
     except ValueError:

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator, Mapping
 from torch.profiler import record_function
 
 from dataio.base.errors import StateError
-from dataio.batch.figures import EpochFigures
+from dataio.batch.figures import RankFigures
 from dataio.iterations import Iterations, Loop
 from dataio.rowlog.log import RowLog
 from dataio.rows.samples import Batch
@@ -19,10 +19,10 @@ from dataio.run_state import RunState
 from dataio.state.scores import spread_scores
 from dataio.stats import collect_stats
 from dataio.store.epoch_end import end_epoch
-from dataio.training import Training
+from dataio.training import TrainingSession
 
 
-class Epochs:
+class Conductor:
     """Takes a loader from one epoch to the next, and through the batches of each.
 
     Args:
@@ -33,7 +33,7 @@ class Epochs:
         run: Where the run stands.
     """
 
-    def __init__(self, session: Training, *, rowlog: RowLog | None) -> None:
+    def __init__(self, session: TrainingSession, *, rowlog: RowLog | None) -> None:
         self._iterations = Iterations("Loader")
         self.run = RunState(session, self._iterations, rowlog=rowlog)
 
@@ -76,7 +76,7 @@ class Epochs:
             run.begin_exchange()
             session.lasting.figures.turn_s += time.perf_counter() - started
 
-    def _write_line(self, figures: EpochFigures, doing: str) -> None:
+    def _write_line(self, figures: RankFigures, doing: str) -> None:
         session = self.run.session
         session.lasting.line.write(figures, doing, stats=self.stats)
         if self.run.rowlog is not None:

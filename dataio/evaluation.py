@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from dataio.arguments import Arguments
-from dataio.batch.feed import Delivery
+from dataio.batch.feed import DeviceDelivery
 from dataio.iterations import Loop, OneLoop
-from dataio.plan.order import PADDING, Block, Order, num_steps
+from dataio.plan.order import PADDING, Order, StepsBlock, num_steps
 from dataio.rows.fields import Field
 from dataio.rows.samples import Batch
 from dataio.session import Session
@@ -41,7 +41,7 @@ class Evaluation:
         world: World,
         *,
         root: Path,
-        delivery: Delivery,
+        delivery: DeviceDelivery,
     ) -> None:
         self.num_samples = source.num_samples
         layout = lay_out(source, world)
@@ -87,10 +87,10 @@ class Evaluation:
                 batch |= {"valid": batch["slot"] != PADDING}
             yield batch
 
-    def _block(self, first_step: int, num_steps: int) -> Block:
+    def _block(self, first_step: int, num_steps: int) -> StepsBlock:
         slots, num_valid = self._order.block(first_step, num_steps)
         weight = (np.arange(slots.shape[1]) < num_valid[:, None]).astype(np.float32)
-        return Block(slots, num_valid, weight)
+        return StepsBlock(slots, num_valid, weight)
 
     @property
     def source_bytes(self) -> int:

@@ -14,7 +14,7 @@ from dataio.source.counts import own_directory
 from dataio.source.open import Arrays, check_openable, names_shards, wrapped
 from dataio.source.wrap.torch_dataset import MapDataset
 from dataio.source.wrap.transformed import StageTransform
-from dataio.source.wrap.webdataset import Pipeline, is_pipeline
+from dataio.source.wrap.webdataset import WebDatasetPipeline, is_pipeline
 from dataio.world import World
 from dataio.world.agree import agree
 
@@ -25,7 +25,7 @@ Openable = (
     | Arrays
     | Shards
     | ArrayFiles
-    | Pipeline
+    | WebDatasetPipeline
     | MapDataset
     | Source
 )

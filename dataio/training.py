@@ -17,9 +17,9 @@ from dataio.arguments import (
 )
 from dataio.base.filesystem import cache_directory
 from dataio.base.seeding import ORDER_VERSION, digest
-from dataio.batch.feed import Delivery, Feed
+from dataio.batch.feed import BatchFeed, DeviceDelivery
 from dataio.batch.figures import EpochLine, Figures
-from dataio.batch.meter import Meter
+from dataio.batch.meter import CostsMeter
 from dataio.evaluation import Evaluation
 from dataio.excluding import find_excluded
 from dataio.opening import Openable, Opener
@@ -30,7 +30,7 @@ from dataio.plan.history import no_field
 from dataio.plan.layout import Layout
 from dataio.plan.order import deal, deal_all, num_steps
 from dataio.plan.placement import Placements
-from dataio.plan.policies import ByCost, ByFields, Drawing
+from dataio.plan.policies import ByCost, ByFields, DrawsRows
 from dataio.rowlog.attempts import Setup
 from dataio.rowlog.log import RowLog
 from dataio.rows.fields import Field
@@ -45,7 +45,7 @@ from dataio.state.metrics import check_metrics
 from dataio.state.report import Feedback, Reported
 from dataio.state.resume import RunIdentity
 from dataio.store.field_reader import FieldReader
-from dataio.store.moves import Moves
+from dataio.store.moves import PoolMoves
 from dataio.store.share import Share, lay_out
 from dataio.world import World
 
@@ -63,13 +63,13 @@ class Lasting:
     """
 
     opener: Opener
-    delivery: Delivery
+    delivery: DeviceDelivery
     figures: Figures
     line: EpochLine
     first_tag: int
 
 
-class Training(Session):
+class TrainingSession(Session):
     """A session whose rows are dealt, moved between nodes, scored and delivered to be trained.
 
     Args:
@@ -108,7 +108,7 @@ class Training(Session):
         exclusion: Exclusion,
         lasting: Lasting,
         *,
-        earlier: "Training | None" = None,
+        earlier: "TrainingSession | None" = None,
     ) -> None:
         shuffle, seed = arguments.shuffle_or_local, arguments.seed
         self.layout = layout
@@ -132,7 +132,7 @@ class Training(Session):
             pinned=lasting.delivery.pinned, are_excluded=exclusion.flags, earlier=earlier,
         )  # fmt: skip
         pool, gather, figures = self.pool, self.gather, lasting.figures
-        self.moves = Moves(pool, placements, first_tag=lasting.first_tag)
+        self.moves = PoolMoves(pool, placements, first_tag=lasting.first_tag)
         self.feedback: Feedback = Feedback(
             pool.scores, pool.ids_in, rank=world.rank,
             num_lost=earlier.feedback.num_lost if earlier is not None else 0,
@@ -149,9 +149,9 @@ class Training(Session):
             by_field=FieldReader(pool, num_samples=layout.num_samples, holds_all=shuffle.holds_all)
             if isinstance(policy, ByFields) else no_field,
             costs=costs_of(source), exclusion=exclusion,
-            meter=Meter(pool, gather, figures) if goes_by_cost else None,
+            meter=CostsMeter(pool, gather, figures) if goes_by_cost else None,
         )  # fmt: skip
-        self.feed: Feed = Feed(
+        self.feed: BatchFeed = BatchFeed(
             pool, gather, lasting.delivery, figures=figures,
             take=earlier.feed.take if earlier is not None else None,
         )  # fmt: skip
@@ -161,7 +161,7 @@ class Training(Session):
         """The source, if samples may come to it."""
         return self.source if isinstance(self.source, GrowingSource) else None
 
-    def followed_by(self, source: Source, layout: Layout) -> "Training":
+    def followed_by(self, source: Source, layout: Layout) -> "TrainingSession":
         """End this session, and begin the next, of a source that is longer or was cut. Collective.
 
         Args:
@@ -173,7 +173,7 @@ class Training(Session):
             DataioError: If the cache cannot be used.
         """
         self.close()
-        return Training(
+        return TrainingSession(
             self.arguments, self.world, source, self.fields, layout,
             self.exclusion.of(layout.num_samples), self.lasting, earlier=self,
         )  # fmt: skip
@@ -182,7 +182,7 @@ class Training(Session):
         """Count the steps of an epoch that shows every row; see `Loader.max_steps`."""
         arguments, layout, exclusion = self.arguments, self.layout, self.exclusion
         dealt = deal(layout.num_samples, layout.num_replicas)
-        if isinstance(arguments.importance, Drawing):
+        if isinstance(arguments.importance, DrawsRows):
             gone = {"num_excluded": exclusion.num_excluded} if exclusion.num_excluded else {}
             num_drawn = arguments.importance.num_drawn(layout.num_samples, **gone)
             dealt = deal(num_drawn, layout.num_replicas)
@@ -245,7 +245,7 @@ class Training(Session):
         super().close()
 
 
-def begin_training(arguments: Arguments, world: World) -> tuple[Training, RowLog | None]:
+def begin_training(arguments: Arguments, world: World) -> tuple[TrainingSession, RowLog | None]:
     """Open source and cache, and stage the rows unless training begins before. Collective.
 
     Returns:
@@ -274,11 +274,13 @@ def begin_training(arguments: Arguments, world: World) -> tuple[Training, RowLog
         check_agreement(agreed(arguments, source, fields, exclusion), world)
     figures = Figures()
     lasting = Lasting(
-        opener, Delivery(find_device(arguments.device)), figures,
+        opener, DeviceDelivery(find_device(arguments.device)), figures,
         EpochLine(figures, source, world=world, metrics=metrics), world.open_channel(),
     )  # fmt: skip
     with contextlib.ExitStack() as undo:
-        training = Training(arguments, world, source, dict(fields), layout, exclusion, lasting)
+        training = TrainingSession(
+            arguments, world, source, dict(fields), layout, exclusion, lasting
+        )
         undo.callback(training.close)
         if exclusion.num_excluded and training.growing is None and not training.most_steps():
             raise ValueError(
@@ -297,7 +299,7 @@ def begin_training(arguments: Arguments, world: World) -> tuple[Training, RowLog
     return training, rowlog
 
 
-def _open_rowlog(training: Training, directory: Path) -> RowLog:
+def _open_rowlog(training: TrainingSession, directory: Path) -> RowLog:
     """Open the log of which rows are trained. Collective."""
     arguments, source = training.arguments, training.source
     shuffle, costs = arguments.shuffle_or_local, costs_of(source)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dataio.base.checked import checked
 from dataio.exchange.transfer import Parcel, Transfer
 from dataio.plan.layout import Layout
-from dataio.plan.policies import Exchange, ExchangeContext
+from dataio.plan.policies import ExchangeContext, RowExchange
 from shuffle.homes import deal
 from shuffle.plan import homes_after, leaving_slots, num_leaving, placement, trace_homes
 from shuffle.relocation import begin_moves
@@ -79,7 +79,7 @@ class Partial:
             return homes
         return homes_after(layout, homes, num_leaving=leaving, seed=seed, epoch=epoch)
 
-    def begin(self, context: ExchangeContext) -> Exchange | None:
+    def begin(self, context: ExchangeContext) -> RowExchange | None:
         """Start the epoch's exchange, spread over its steps; `progress` sends the first."""
         leaving = self.num_leaving(context.layout)
         if leaving == 0:
@@ -185,6 +185,6 @@ class Global:
         samples = self.trace(layout, homes, epoch=epoch, seed=seed, first_epoch=first_epoch)
         return deal(layout, seed=seed, epoch=epoch + 1, first_epoch=first_epoch).homes(samples)
 
-    def begin(self, context: ExchangeContext) -> Exchange | None:
+    def begin(self, context: ExchangeContext) -> RowExchange | None:
         """Start moving the rows whose node changes; None where nothing moves."""
         return begin_moves(context) if self.num_leaving(context.layout) else None

@@ -17,7 +17,7 @@ from dataio.plan.layout import Layout
 
 
 @dataclass(frozen=True)
-class Ring:
+class ReplicaRing:
     """One epoch's ring. Nothing grows with it where all nodes are equally wide.
 
     Attributes:
@@ -97,15 +97,16 @@ class Ring:
         return nodes, np.cumsum(widths) - widths
 
 
-def make_ring(layout: Layout, *, seed: int, epoch: int) -> Ring:
+def make_ring(layout: Layout, *, seed: int, epoch: int) -> ReplicaRing:
     """Line the nodes up in the order keyed by seed and epoch."""
-    return Ring(layout, seed, epoch)
+    return ReplicaRing(layout, seed, epoch)
 
 
 def partners(layout: Layout, *, seed: int, epoch: int, chunk: int, replica: int) -> tuple[int, int]:
     """Find the two partners of a replica for one chunk.
 
-    For many chunks of one epoch ask the ``Ring``: one of uneven nodes is in memory of their number.
+    For many chunks of one epoch ask the ``ReplicaRing``: one of uneven nodes is in memory of their
+    number.
 
     Returns:
         The replica that this one sends to, and the replica that it receives from.

@@ -12,12 +12,12 @@ from dataio.batch.figures import Figures
 from dataio.batch.gather import Gather
 from dataio.batch.lookup import Pick
 from dataio.plan.epoch import EpochPlan
-from dataio.plan.order import Block, Order
+from dataio.plan.order import Order, StepsBlock
 from dataio.rows.samples import Batch
 from dataio.store.pool import Pool
 
 
-class Delivery:
+class DeviceDelivery:
     """Copies batches to a GPU on a stream of its own, from pinned buffers; on a CPU it is nothing.
 
     A copy is ordered before the work that follows it by an event, never by waiting. The pinned
@@ -124,7 +124,7 @@ def _to(value: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.
     return value
 
 
-class Feed:
+class BatchFeed:
     """Delivers the batches of some steps, made ahead of them.
 
     Args:
@@ -139,7 +139,7 @@ class Feed:
         self,
         pool: Pool,
         gather: Gather,
-        delivery: Delivery,
+        delivery: DeviceDelivery,
         *,
         figures: Figures,
         take: Callable[[Batch], None] | None = None,
@@ -159,7 +159,7 @@ class Feed:
             epoch: The running epoch.
         """
 
-        def pick(first_step: int, num_steps: int) -> Block:
+        def pick(first_step: int, num_steps: int) -> StepsBlock:
             if not self._pool.is_staging:
                 return plan.block(first_step, num_steps)
             # Rows come in as they are trained: what is not asked for yet is not waited for.

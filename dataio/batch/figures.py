@@ -96,17 +96,17 @@ class Figures:
         self.batches += 1
         self.rows += rows
 
-    def end_epoch(self, *, source_bytes: int) -> "EpochFigures":
+    def end_epoch(self, *, source_bytes: int) -> "RankFigures":
         """Say what came since the last call."""
         figures = self.epoch_so_far(source_bytes=source_bytes)
         self._ended = self._now(source_bytes)
         return figures
 
-    def epoch_so_far(self, *, source_bytes: int) -> "EpochFigures":
+    def epoch_so_far(self, *, source_bytes: int) -> "RankFigures":
         """Say what came since the last call of `end_epoch`."""
         now = zip(self._now(source_bytes), self._ended, strict=True)
         duration_s, wait_s, rows, source, padded = (a - b for a, b in now)
-        return EpochFigures(duration_s, wait_s, int(rows), int(source), int(padded))
+        return RankFigures(duration_s, wait_s, int(rows), int(source), int(padded))
 
     def _now(self, source_bytes: int) -> tuple[float, float, int, int, int]:
         return time.perf_counter(), self.waits.total_s, self.rows, source_bytes, self.padded
@@ -136,7 +136,7 @@ ADDED_UP = ("duration_s", "samples", "skipped_rows", "source_bytes", "wait_mean_
 
 
 @dataclass(frozen=True)
-class EpochFigures:
+class RankFigures:
     """One epoch on one rank, as the ranks send them to one another at its end.
 
     Attributes:
@@ -165,7 +165,7 @@ def summarise(
     first_step: int = 0,
     earlier: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """Turn float64[world_size, 5] of all ranks' `EpochFigures` into one epoch's line.
+    """Turn float64[world_size, 5] of all ranks' `RankFigures` into one epoch's line.
 
     A *straggler* is the rank that made the others wait: under synchronous training all take as long
     as the slowest, who waits most for its batches.
@@ -239,12 +239,12 @@ class EpochLine:
         self._epoch, self._earlier = epoch, earlier or None
         self._first_step = 0 if earlier else num_steps
 
-    def end(self) -> EpochFigures:
+    def end(self) -> RankFigures:
         """Take notice that the epoch ends, and return this rank's part of its line."""
         return self._figures.end_epoch(source_bytes=self._source.bytes_read)
 
     def write(
-        self, mine: EpochFigures, doing: str, *, stats: Callable[[], Mapping[str, float]]
+        self, mine: RankFigures, doing: str, *, stats: Callable[[], Mapping[str, float]]
     ) -> None:
         """Bring the ranks' figures of the epoch together; rank 0 writes for all. Collective.
 
@@ -263,7 +263,7 @@ class EpochLine:
         mine = self._figures.epoch_so_far(source_bytes=self._source.bytes_read)
         return self._sum_up(mine, "add up the epoch so far")
 
-    def _sum_up(self, mine: EpochFigures, doing: str) -> dict[str, float]:
+    def _sum_up(self, mine: RankFigures, doing: str) -> dict[str, float]:
         ranks = self._world.allgather_array(mine.to_array(), doing=doing)
         self.num_padded = int(ranks[:, -1].sum())
         return summarise(self._epoch, ranks, first_step=self._first_step, earlier=self._earlier)

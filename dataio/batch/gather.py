@@ -20,13 +20,13 @@ from dataio.arguments import Arguments
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import DataioError, FieldError
 from dataio.batch.assemble import Assembler
-from dataio.batch.job import Job, Work
+from dataio.batch.job import BatchJob, BatchWork
 from dataio.batch.lookup import Lookup, Pending, Pick
 from dataio.batch.prefetch import Prefetcher
 from dataio.batch.process_transform import Made, Recipe, WorkerProcesses
 from dataio.batch.shape import Shaper
 from dataio.batch.verify import RowVerifier
-from dataio.batch.watch import How, Watch
+from dataio.batch.watch import How, TransformWatch
 from dataio.rows.samples import Batch, NothingDecodesError, Sample, Value
 from dataio.source.base import place_of
 from dataio.store.files.fetch import Fetcher
@@ -44,7 +44,7 @@ class Unfinished(NamedTuple):
         how: Its ``collate`` and ``batch_transform`` are called.
     """
 
-    job: Job
+    job: BatchJob
     pending: Pending
     how: How
 
@@ -119,7 +119,7 @@ class Gather:
             seed=seed,
             on_error=arguments.on_error,
             trusts_pictures=trusts_pictures,
-            watch=Watch(
+            watch=TransformWatch(
                 "transform",
                 unit="sample",
                 cure="draw from its rng instead, or run it in processes: Workers(processes=...)",
@@ -219,7 +219,7 @@ class Gather:
                 return
             yield batch
 
-    def _run_part(self, job: Job, start: int, stop: int) -> None:
+    def _run_part(self, job: BatchJob, start: int, stop: int) -> None:
         started = time.perf_counter()
         self._assembler.run(job, start, stop)
         with self._threads_lock:
@@ -301,7 +301,7 @@ class Gather:
             found = self._verifier.check(slots, located)
             located = found.relocated or located
             small = self._assembler.filler.gather_small(located.position)
-            other = Work(work.epoch, work.step, located, small, frozenset(found.bad))
+            other = BatchWork(work.epoch, work.step, located, small, frozenset(found.bad))
             try:
                 job = self._assembler.prepare(other)
                 self._assembler.run(job, 0, num_rows)
@@ -354,7 +354,7 @@ class Gather:
         bounds = [num_rows * part // num_parts for part in range(num_parts + 1)]
         left = Unfinished(job, pending, self.shaper.plan())
         is_left = job.here or left.how != "free"
-        parts = _Parts(num_parts, lambda: left if is_left else self._finish(*left))
+        parts = _BatchParts(num_parts, lambda: left if is_left else self._finish(*left))
         for start, stop in pairwise(bounds):
             self._threads.submit(parts.run, self._run_part, job, start, stop)
         return self._ended(parts.batch) if left.how == "look" else parts.batch
@@ -376,7 +376,7 @@ class Gather:
             made = self._finish(*made)
         return self._padding(made.pending) if isinstance(made, Undecodable) else made
 
-    def _finish(self, job: Job, pending: Pending, how: How) -> Batch | Undecodable:
+    def _finish(self, job: BatchJob, pending: Pending, how: How) -> Batch | Undecodable:
         self._assembler.complete(job)
         try:
             values, samples = self._values(job)
@@ -384,7 +384,7 @@ class Gather:
             return Undecodable(pending)
         return self.shaper.batch(pending, how, values=values, samples=samples)
 
-    def _values(self, job: Job) -> tuple[dict[str, Value], list[Sample]]:
+    def _values(self, job: BatchJob) -> tuple[dict[str, Value], list[Sample]]:
         """Give what a batch is put together of: values by field, or samples for a collate."""
         if self._collate is not None:
             return {}, self._assembler.samples(job)
@@ -399,7 +399,7 @@ class Gather:
         )
 
 
-class _Parts:
+class _BatchParts:
     """Counts the parts of a batch that threads work on; the lock guards the count and the error."""
 
     def __init__(self, num_parts: int, finish: Callable[[], Outcome]) -> None:
@@ -409,7 +409,9 @@ class _Parts:
         self._error: BaseException | None = None
         self._lock = threading.Lock()
 
-    def run(self, work: Callable[[Job, int, int], None], job: Job, start: int, stop: int) -> None:
+    def run(
+        self, work: Callable[[BatchJob, int, int], None], job: BatchJob, start: int, stop: int
+    ) -> None:
         try:
             if self._error is None:
                 work(job, start, stop)

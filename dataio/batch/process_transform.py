@@ -26,10 +26,10 @@ from torch.utils.data import DataLoader, Dataset
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import About, DataioError, FieldError, StallError, WorkerError
 from dataio.batch.assemble import Assembler
-from dataio.batch.job import Work
+from dataio.batch.job import BatchWork
 from dataio.batch.process_checks import STARTED, check_sendable, why_ended
 from dataio.batch.stack import packed, unpacked
-from dataio.batch.watch import Watch
+from dataio.batch.watch import TransformWatch
 from dataio.rows.fields import Field
 from dataio.rows.rows import RowSchema
 from dataio.rows.samples import NothingDecodesError, OnError, Sample, Transform, Value
@@ -77,7 +77,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that a process needs to make batches of a cache; see `Assembler` and `Watch`."""
+    """All that a process needs to make batches of a cache; see `Assembler` and `TransformWatch`."""
 
     schema: RowSchema
     directory: Path
@@ -92,7 +92,7 @@ class Recipe:
 
 
 class RecipeRows(Dataset[Made]):
-    """Batches by `Work`, in a process of torch's."""
+    """Batches by `BatchWork`, in a process of torch's."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -100,13 +100,13 @@ class RecipeRows(Dataset[Made]):
         self._fetcher: Fetcher | None = None
         self._num_positions = 0
 
-    def __getitem__(self, work: Work) -> Made:
+    def __getitem__(self, work: BatchWork) -> Made:
         try:
             return self._made(work)
         except Exception as error:
             return Made(failure=_described(error))
 
-    def _made(self, work: Work) -> Made:
+    def _made(self, work: BatchWork) -> Made:
         most = int(work.located.position.max())
         if self._assembler is None or most >= self._num_positions:
             reader = _reader(self._recipe)
@@ -153,7 +153,9 @@ def _assembler(recipe: Recipe, reader: RowReader) -> Assembler:
         seed=recipe.seed,
         on_error=recipe.on_error,
         trusts_pictures=recipe.trusts_pictures,
-        watch=Watch("transform", unit="sample", cure="", speaks=recipe.speaks, is_alone=True),
+        watch=TransformWatch(
+            "transform", unit="sample", cure="", speaks=recipe.speaks, is_alone=True
+        ),
     )
 
 
@@ -174,7 +176,7 @@ class HasWork(Protocol):
     """Something that carries the work of a batch."""
 
     @property
-    def work(self) -> Work: ...
+    def work(self) -> BatchWork: ...
 
 
 P = TypeVar("P", bound=HasWork)
@@ -187,7 +189,7 @@ class _Feed(Sized):
         self.pending: Iterator[HasWork] = iter(())
         self.sent: deque[HasWork] = deque()
 
-    def __iter__(self) -> Iterator[Work]:
+    def __iter__(self) -> Iterator[BatchWork]:
         for one in self.pending:
             self.sent.append(one)
             yield one.work

@@ -12,7 +12,7 @@ from dataio.base.seeding import key
 from dataio.batch.global_generators import globals_kept
 from dataio.batch.lookup import Pending
 from dataio.batch.stack import as_tensor
-from dataio.batch.watch import How, Watch
+from dataio.batch.watch import How, TransformWatch
 from dataio.plan.order import PADDING
 from dataio.rows.samples import Batch, BatchTransform, Collate, Sample, Value
 
@@ -49,7 +49,7 @@ class Shaper:
         names = {"collate": collate, "batch_transform": batch_transform}
         given = [name for name, function in names.items() if function is not None]
         self._watch = (
-            Watch(
+            TransformWatch(
                 " or ".join(given),
                 unit="batch",
                 cure="draw from the rng of batch_transform instead",

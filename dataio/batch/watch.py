@@ -30,7 +30,7 @@ LOOK_EVERY = 256
 log = logging.getLogger(__name__)
 
 
-class Watch:
+class TransformWatch:
     """Watches one transform of a loader.
 
     Args:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.seeding import key
-from dataio.plan.costs import Spent, find_rates, price_rows
+from dataio.plan.costs import SpentCosts, find_rates, price_rows
 from dataio.plan.epoch import (
     Counts,
     EpochPlan,
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class CostMeter(Protocol):
     """Measures what rows cost on this rank."""
 
-    def spent(self) -> Spent:
+    def spent(self) -> SpentCosts:
         """Say what the rank spent since it began."""
         ...
 

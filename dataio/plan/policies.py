@@ -118,7 +118,7 @@ class ByCost(Protocol):
 
 
 @runtime_checkable
-class Drawing(Protocol):
+class DrawsRows(Protocol):
     """What else the loader asks of an importance policy that sets ``Selection.counts``."""
 
     def num_drawn(self, num_samples: int, *, num_excluded: int = 0) -> int:
@@ -196,7 +196,7 @@ class ExchangeContext:
     buffers: ParcelBuffers = field(default_factory=ParcelBuffers)
 
 
-class Exchange(Protocol):
+class RowExchange(Protocol):
     """One epoch's exchange under way, on one replica."""
 
     def progress(self, step: int) -> None:
@@ -257,7 +257,7 @@ class Shuffle(Protocol):
         """
         ...
 
-    def begin(self, context: ExchangeContext) -> Exchange | None:
+    def begin(self, context: ExchangeContext) -> RowExchange | None:
         """Start an epoch's exchange, spread over the steps that remain; None if nothing moves."""
         ...
 

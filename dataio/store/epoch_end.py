@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.plan.segment import Position
-from dataio.store.moves import Moves
+from dataio.store.moves import PoolMoves
 from dataio.store.pool import Pool
 
 Agree = Callable[[str, Mapping[str, float] | None], object]
@@ -20,7 +20,9 @@ Agree = Callable[[str, Mapping[str, float] | None], object]
 it. None: nothing was exchanged."""
 
 
-def end_epoch(pool: Pool, moves: Moves, position: Position, *, agree: Agree) -> NDArray[np.int64]:
+def end_epoch(
+    pool: Pool, moves: PoolMoves, position: Position, *, agree: Agree
+) -> NDArray[np.int64]:
     """Bring a node from the running epoch's rows to those of the next. Collective.
 
     Blocks until partners have sent their rows, and on the disk. What is staged beside training

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.progress import Progress
+from dataio.base.progress import ProgressBar
 from dataio.options import Staging
 from dataio.rows.fields import Field
 from dataio.source.base import Source
@@ -14,9 +14,9 @@ from dataio.source.storage.throttle import Throttle
 from dataio.store.cache import Cache
 from dataio.store.pull import Pull
 from dataio.store.quota_agreement import QuotaAgreement
-from dataio.store.reconcile import Missing, Plan, find_missing, find_surplus
+from dataio.store.reconcile import FillingPlan, MissingRows, find_missing, find_surplus
 from dataio.store.share import guess_variable_bytes
-from dataio.store.staging import Piece, StagingRun, plan_pieces
+from dataio.store.staging import StagingPiece, StagingRun, plan_pieces
 from dataio.world import World
 
 LIMIT_NAME = "bandwidth"
@@ -85,7 +85,7 @@ class Filling:
         """Whether rows still come in beside training."""
         return self._staging is not None
 
-    def carry_out(self, plan: Plan, *, groups: Sequence[tuple[int, int]] | None) -> None:
+    def carry_out(self, plan: FillingPlan, *, groups: Sequence[tuple[int, int]] | None) -> None:
         """Bring the node to hold what its plan wants. Collective.
 
         Args:
@@ -124,7 +124,7 @@ class Filling:
             )
         self._stage(missing, groups or [(0, plan.wanted.num_slots)], in_groups=bool(groups))
 
-    def _write_manifest(self, plan: Plan, *, pulls: bool) -> None:
+    def _write_manifest(self, plan: FillingPlan, *, pulls: bool) -> None:
         """Make the plan's entries the manifest, if it has any. Collective.
 
         If rows are to be pulled, those that belong to no slot any more are kept until then.
@@ -148,7 +148,7 @@ class Filling:
         # were missing.
         world.barrier(doing="open the cache with its new placement")
 
-    def _pull(self, missing: Missing) -> None:
+    def _pull(self, missing: MissingRows) -> None:
         """Take in the missing rows that other nodes hold. Collective."""
         if self._first_tag < 0:
             self._first_tag = self._world.open_channel()
@@ -176,7 +176,7 @@ class Filling:
         self._world.barrier(doing="see the rows that were pulled")
 
     def _stage(
-        self, missing: Missing, groups: Sequence[tuple[int, int]], *, in_groups: bool
+        self, missing: MissingRows, groups: Sequence[tuple[int, int]], *, in_groups: bool
     ) -> None:
         """Read the missing rows, a part on each local rank. Collective."""
         self._staging = staging = self._plan_staging(missing, groups)
@@ -193,17 +193,17 @@ class Filling:
         else:
             self._commit(staging)
 
-    def _plan_staging(self, missing: Missing, groups: Sequence[tuple[int, int]]) -> StagingRun:
+    def _plan_staging(self, missing: MissingRows, groups: Sequence[tuple[int, int]]) -> StagingRun:
         cache, world = self._cache, self._world
         slots, ids = missing.slots, missing.sample_ids
         positions = cache.log.space.set_aside(len(slots))
-        pieces: list[Piece] = []
+        pieces: list[StagingPiece] = []
         row_bytes = cache.schema.fixed_bytes + guess_variable_bytes(self._source, cache.schema)
         least_rows = -(-LEAST_PART_BYTES // max(row_bytes, 1)) if len(groups) > 1 else 1
         for number, (start, stop) in enumerate(groups):
             rows = slice(*np.searchsorted(slots, [start, stop]).tolist())
             pieces += plan_pieces(
-                Piece(number, slots[rows], ids[rows], positions[rows]),
+                StagingPiece(number, slots[rows], ids[rows], positions[rows]),
                 shard_starts=self._source.shard_starts,
                 local_rank=world.local_rank,
                 local_size=world.local_size,
@@ -227,7 +227,7 @@ class Filling:
 
     def _drive(self, staging: StagingRun, *, num_groups: int, alone: bool = False) -> None:
         """Stage until every rank has its groups, in step: no rank waits long for a slow one."""
-        bar: Progress | None = None
+        bar: ProgressBar | None = None
         before = np.zeros(3, np.int64)
         while True:
             if alone:
@@ -238,7 +238,7 @@ class Filling:
             mine = np.array([staging.num_rows, staging.num_bytes, staging.total_rows, waits])
             sums = self._world.allreduce(mine, op="sum", doing="stage rows")
             if self._shows_progress:
-                bar = bar or Progress("staging", int(sums[2]), shown=True)
+                bar = bar or ProgressBar("staging", int(sums[2]), shown=True)
                 bar.add(int(sums[0] - before[0]), num_bytes=int(sums[1] - before[1]))
             before = sums[:3]
             if not sums[3]:

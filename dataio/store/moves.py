@@ -5,7 +5,7 @@ from functools import cached_property
 import numpy as np
 
 from dataio.plan.placement import Placements
-from dataio.plan.policies import Exchange, ExchangeContext, RowStore
+from dataio.plan.policies import ExchangeContext, RowExchange, RowStore
 from dataio.plan.segment import Position
 from dataio.rows.parcel import ParcelBuffers
 from dataio.rows.rows import IdStore
@@ -14,7 +14,7 @@ from dataio.store.pool import Pool
 NO_EPOCH = 1 << 62
 
 
-class Moves:
+class PoolMoves:
     """A pool's rows on their way from one epoch's placement to the next.
 
     Args:
@@ -28,7 +28,7 @@ class Moves:
         self._world = pool.world
         self._placements = placements
         self._first_tag = first_tag
-        self._exchange: Exchange | None = None
+        self._exchange: RowExchange | None = None
         self._mean_row_bytes = 0
 
     @cached_property

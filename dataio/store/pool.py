@@ -19,7 +19,7 @@ from dataio.store.checked_source import CheckedSource
 from dataio.store.filling import Filling
 from dataio.store.open import open_cache, scores_directory
 from dataio.store.quota_agreement import QuotaAgreement
-from dataio.store.reconcile import Held, reconcile
+from dataio.store.reconcile import HeldRows, reconcile
 from dataio.store.repair import repair_rows
 from dataio.store.share import Share
 from dataio.store.streaming import SlotsOf, Streamed, Streaming
@@ -174,7 +174,7 @@ class Pool:
         self.cache.await_commit()
         self._placement, self._sample_ids = placement, None
         cache, commits = self.cache, self.cache.log
-        held = Held(
+        held = HeldRows(
             cache.entries,
             cache.log.epoch,
             cache.log.placement,

@@ -12,7 +12,7 @@ from dataio.plan.placement import Placement
 from dataio.store.cache import Cache
 from dataio.store.files.manifest import Entries, empty_entries, join_entries
 from dataio.store.files.row_files import RowFiles
-from dataio.store.state import Verdict, judge
+from dataio.store.state import FilesVerdict, judge
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +156,9 @@ def _make_room(cache: Cache, expected_bytes: int) -> None:
 PROVED_ROWS = 4096
 
 
-def check_files(directory: Path, files: RowFiles, verdict: Verdict, *, holds_rows: bool) -> None:
+def check_files(
+    directory: Path, files: RowFiles, verdict: FilesVerdict, *, holds_rows: bool
+) -> None:
     """Look whether every file that the manifest needs is there.
 
     Raises:

@@ -7,7 +7,7 @@ import numpy as np
 from dataio.base.sizes import format_bytes
 from dataio.store.cache import Cache
 from dataio.store.quota import Budget, Need, plan_budget, too_small
-from dataio.store.streaming import Half, halve
+from dataio.store.streaming import WindowHalf, halve
 from dataio.world import World
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class QuotaAgreement:
         self._world = world
         self._wants_to_move = rows_move
         self.rows_move = rows_move
-        self.halves: tuple[Half, Half] | None = None
+        self.halves: tuple[WindowHalf, WindowHalf] | None = None
         self._has_warned = False
 
     def agree_to_move(self) -> bool:

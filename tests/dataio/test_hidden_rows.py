@@ -13,7 +13,7 @@ import dataio.batch.fill
 import dataio.batch.lookup
 import dataio.rows.decode
 from dataio import Image, Int, Loader, NodeCache, Reports, Workers
-from dataio.batch.job import Work
+from dataio.batch.job import BatchWork
 from dataio.batch.process_transform import Recipe, RecipeRows, _assembler
 from dataio.rows.fields import Field
 from dataio.store.files.fetch import Fetcher
@@ -204,7 +204,7 @@ def test_a_process_that_decodes_fetches_its_rows_too_beyond_memory(
         located = locate(cache.entries, np.arange(8))
         here = _assembler(recipe, RowReader(cache.schema, cache.files.fixed, cache.directory))
         small = here.gather_small(located.position)
-        job = here.prepare(Work(0, 0, located, small))
+        job = here.prepare(BatchWork(0, 0, located, small))
         here.run(job, 0, 8)
         fetched, fetch = [], Fetcher.fetch
 
@@ -215,7 +215,7 @@ def test_a_process_that_decodes_fetches_its_rows_too_beyond_memory(
         monkeypatch.setattr(Fetcher, "fetch", note)
         rows = RecipeRows(recipe)
         with patch("dataio.batch.process_transform.exceeds_memory", lambda reader: beyond_memory):
-            made = rows[Work(0, 0, located, small)]
+            made = rows[BatchWork(0, 0, located, small)]
         assert made.failure is None
         assert made.values is not None
         image = np.asarray(made.values["image"]).transpose(0, 3, 1, 2)

@@ -17,7 +17,7 @@ import numpy as np
 
 from dataio.base.checked import checked
 from dataio.base.seeding import generator, key
-from dataio.source.storage.deadline import Deadline
+from dataio.source.storage.deadline import CallDeadline
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class Retry:
         self._clock, self._sleep = clock, sleep
         self._rng = rng or generator(key(int.from_bytes(os.urandom(8), "big"), "retry"))
         self._lock = threading.Lock()
-        self._deadline = Deadline()
+        self._deadline = CallDeadline()
 
     def call(
         self,

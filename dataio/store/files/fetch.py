@@ -40,7 +40,7 @@ LEAST_TAKEN = 16
 """Rows or pages that are worth a task of their own."""
 
 
-class Column(NamedTuple):
+class FetchedColumn(NamedTuple):
     """A fixed field of fetched rows: uint8[num_rows, width_bytes]."""
 
     path: Path
@@ -147,7 +147,7 @@ class Fetcher:
                 rows = rows.reshape(num_rows, file.column.width_bytes)
             else:
                 rows = self._fixed(file, located.position, tasks)
-            columns.append(Column(file.path, file.column, rows))
+            columns.append(FetchedColumn(file.path, file.column, rows))
         position, heap = np.arange(num_rows), np.zeros(num_rows, np.int64)
         bounds, heaps = position, {}
         if schema.variable:
