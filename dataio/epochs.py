@@ -74,7 +74,7 @@ class Conductor:
                 spread_scores(session.pool.scores, epoch=run.epoch, world=session.world)
             run.begin(run.next_position())
             run.begin_exchange()
-            session.lasting.figures.turn_s += time.perf_counter() - started
+            session.lasting.figures.epoch_end_s += time.perf_counter() - started
 
     def _write_line(self, figures: RankFigures, doing: str) -> None:
         session = self.run.session

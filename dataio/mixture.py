@@ -95,8 +95,8 @@ class Mixture:
         assert not isinstance(weights, ByStep)
         shares = np.array(check_weights(weights, list(self.loaders), when=f"epoch {epoch}"))
         counts = _apportion(shares / shares.sum(), self._steps)
-        turns = np.repeat(np.arange(len(counts)), counts)
-        return turns[permute(np.arange(self._steps), self._steps, self._key(epoch))]
+        order = np.repeat(np.arange(len(counts)), counts)
+        return order[permute(np.arange(self._steps), self._steps, self._key(epoch))]
 
     def _key(self, epoch: int) -> Key:
         return key(self.seed, "mixture", epoch=epoch)
@@ -203,7 +203,7 @@ class Mixture:
         correct: torch.Tensor | None = None,
         confidence: torch.Tensor | None = None,
     ) -> None:
-        """Tell the batch's loader what its rows cost; see `Loader.report`."""
+        """Report to the batch's loader what its rows cost; see `Loader.report`."""
         self.loaders[str(batch["dataset"])].report(batch, loss, correct, confidence)
 
     def stats(self) -> dict[str, dict[str, float]]:

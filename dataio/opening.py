@@ -1,4 +1,4 @@
-"""Open a dataset the way a loader was told to: its own, and those that it evaluates on."""
+"""Open a dataset with the arguments of a loader: its own, and those that it evaluates on."""
 
 import json
 import os

@@ -375,7 +375,7 @@ class RunState:
             self.state = Repositioned(self.state.position)
 
     def snapshot(self) -> NodeSnapshot:
-        """Tell what a save keeps of this node's rows; the scores are not copied."""
+        """Collect what a save keeps of this node's rows; the scores are not copied."""
         running, pool = self.running, self.session.pool
         pool.note_sizes()
         num_rows = self.session.sampling.num_rows

@@ -61,7 +61,7 @@ class Learnable:
 
     Source: Mindermann et al., Prioritized Training on Points that are Learnable, Worth Learning,
     and Not Yet Learnt (RHO-loss), ICML 2022, section 3, on leaving out what is noisy. There a
-    second model tells how low a loss can get; here the row's own past does.
+    second model shows how low a loss can get; here the row's own past does.
     """
 
     fraction: float = 0.5

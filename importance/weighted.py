@@ -160,7 +160,7 @@ class Weighted:
             return np.ones(rows.num_ids)
         if callable(given):
             weights = checked_weights(given(epoch), where=where)
-            # Arrays, which a policy's name tells apart, were compared when the loader was made
+            # Arrays, which a policy's name distinguishes, were compared when the loader was made
             check_equal(weights, rows.total, where=where)
         else:
             # An array was checked when it was given
@@ -183,8 +183,8 @@ class Weighted:
     @cached_property
     def _name(self) -> str:
         given = {"weights": self.weights, "balance": self.balance, "num_samples": self.num_samples}
-        told = [f"{name}={name_of(value)}" for name, value in given.items() if value is not None]
-        return f"Weighted({', '.join([*told, f'over={self.over!r}'])})"
+        shown = [f"{name}={name_of(value)}" for name, value in given.items() if value is not None]
+        return f"Weighted({', '.join([*shown, f'over={self.over!r}'])})"
 
     def __repr__(self) -> str:
         return self._name

@@ -291,8 +291,8 @@ def correlation(
     """Correlate the class shares of pairs of batches, as they deviate from the dataset's.
 
     With d the vector of a batch's shares less the dataset's: the mean of the products d . d' of the
-    pairs, over the mean of d . d of all batches. 1: a batch tells its partner's classes. 0: it says
-    nothing, as with batches drawn at random.
+    pairs, over the mean of d . d of all batches. 1: a batch determines its partner's classes. 0: it
+    says nothing, as with batches drawn at random.
 
     Args:
         one: int64[..., batch]: Labels.

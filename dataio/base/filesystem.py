@@ -1,4 +1,4 @@
-"""Tell on which filesystem a path lies, and choose a cache directory that is the node's own."""
+"""Find on which filesystem a path lies, and choose a cache directory that is the node's own."""
 
 import contextlib
 import errno

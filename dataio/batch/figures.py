@@ -50,7 +50,7 @@ class Figures:
 
     batches: int = 0
     rows: int = 0
-    turn_s: float = 0.0
+    epoch_end_s: float = 0.0
     exchanged_rows: int = 0
     exchanged_bytes: int = 0
     exchange_messages: int = 0

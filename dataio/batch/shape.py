@@ -147,7 +147,7 @@ class Shaper:
             more = f" and {len(ids) - len(shown)} more" if len(ids) > len(shown) else ""
             raise WorkerError(
                 f"{what}: epoch {work.epoch}, step {work.step}, samples {', '.join(shown)}{more}: "
-                f"raised {type(error).__name__}: {error}, expected the batch; mend it"
+                f"raised {type(error).__name__}: {error}, expected the batch; correct it"
             ) from error
 
     def _pad(self, pending: Pending, bad: list[int]) -> None:

@@ -76,7 +76,7 @@ class RowBlock:
         Args:
             sample_ids: int64[n]: Their numbers.
             raws: For each field, by name, n values in the source.
-            where: Tells shard and sample of the i-th, for the message.
+            where: Names shard and sample of the i-th, for the message.
         """
         for name, field in self._fields:
             values = _encoded(name, field, raws[name], where)

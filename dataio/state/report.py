@@ -275,9 +275,9 @@ class Reported:
         self._world = world
         self._importance = importance
         self._keeps_scores = keeps_scores
-        # Of all ranks: whether rows were reported, and whether it was reported that too few were.
+        # Of all ranks: whether rows were reported, and whether it was logged that too few were.
         self._has_any: bool = earlier is not None and earlier._has_any
-        self._has_told_few: bool = earlier is not None and earlier._has_told_few
+        self._has_warned: bool = earlier is not None and earlier._has_warned
 
     def check(self, num_rows: int, *, epoch: int) -> None:
         """Refuse an epoch of which nothing was reported to a policy that keeps it. Collective.
@@ -301,13 +301,13 @@ class Reported:
             raise StateError(
                 f"Loader: epoch {epoch} ended and no row was reported, expected all, as "
                 f"importance is {self._importance}, which goes by losses: call {CALL} after each "
-                "step, or leave importance out",
+                "step, or give no importance",
                 on_all_ranks=True,
             )
-        if not self._has_told_few and self._world.rank == 0:
+        if not self._has_warned and self._world.rank == 0:
             log.warning(
                 "[rank 0] epoch %d: %d of %d rows that were trained were reported, and importance "
                 "goes by losses: call %s after each step",
                 epoch, reported, trained, CALL,
             )  # fmt: skip
-        self._has_told_few = True
+        self._has_warned = True

@@ -93,7 +93,7 @@ class Hold:
 
         Args:
             is_new: Whether nothing was ever committed.
-            holds_rows: Tells whether it holds any row.
+            holds_rows: Returns whether it holds any row.
 
         Raises:
             OtherDatasetError: If it holds rows of something else.

@@ -89,7 +89,7 @@ def recover(cache: Cache) -> str:
         held = found if len(found) else empty_entries(cache.num_slots, num_variable)
         cache.rewrite(held, epoch=0, placement="")
     for file in cache.files.by_position:
-        file.mend_header()
+        file.repair_header()
     tables = cache.log.tables
     tables.unlink(judge(tables.names(), tables.read_head()).litter)
     return made_anew

@@ -163,7 +163,7 @@ class Plans:
         self.data = DataTimes(
             readers=1, num_rows=ROWS, evaluated_rows=0, row_bytes=base.row_bytes,
             source_row_bytes=base.source_row_bytes, batch_s=1e-3, batch_cores=1.0,
-            staging_bytes_per_s=1e12, turn_s=0.0, write_bytes_per_s=0.0,
+            staging_bytes_per_s=1e12, epoch_end_s=0.0, write_bytes_per_s=0.0,
             pieces=count_pieces(opened, FIELDS, source_row_bytes=base.source_row_bytes),
             guessed_row_bytes=opened.total_bytes / opened.num_samples,
         )  # fmt: skip

@@ -15,7 +15,7 @@ from tonari.oracle.probe.data import DataTimes
 
 DATA = DataTimes(
     readers=2, num_rows=1000, evaluated_rows=0, row_bytes=100.0, source_row_bytes=125.0,
-    batch_s=0.5, batch_cores=1.0, staging_bytes_per_s=1e4, turn_s=0.0, write_bytes_per_s=0.0,
+    batch_s=0.5, batch_cores=1.0, staging_bytes_per_s=1e4, epoch_end_s=0.0, write_bytes_per_s=0.0,
 )  # fmt: skip
 
 SOURCE = Source(of_node=1e3, of_all=4e3)

@@ -79,7 +79,7 @@ class EpochPlan:
         windows_s: Of these, for which steps wait for rows that a quota leaves no room for.
         read_bytes: That the node with most rows reads from the source in an epoch.
         exchange_s: For which the end of the epoch waits for rows that are still on their way.
-        turn_s: To the next epoch.
+        epoch_end_s: To the next epoch.
         refresh_s: Of scoring hidden rows anew; on average over epochs.
         refresh_every: Epochs from one such to the next; 0: there is none.
         evaluation_s: Of the test data.
@@ -100,7 +100,7 @@ class EpochPlan:
     windows_s: float = 0.0
     read_bytes: float = 0.0
     exchange_s: float
-    turn_s: float
+    epoch_end_s: float
     refresh_s: float
     refresh_every: int
     evaluation_s: float
@@ -134,7 +134,7 @@ class EpochPlan:
     @property
     def pays_after(self) -> int | None:
         """Epochs after which staging has cost less than reading from the source; None: never."""
-        saved_s = self.unstaged_s - self.train_s - self.exchange_s - self.turn_s
+        saved_s = self.unstaged_s - self.train_s - self.exchange_s - self.epoch_end_s
         return math.ceil((self.staging_s + self.late_rows_s) / saved_s) if saved_s > 0 else None
 
     def run_s(self, epochs: int) -> float:
@@ -268,7 +268,7 @@ class _Epoch:
             windows_s=windows_s,
             read_bytes=read_bytes,
             exchange_s=steps * behind_s,
-            turn_s=self.data.turn_s,
+            epoch_end_s=self.data.epoch_end_s,
             refresh_s=self._scoring_s(hidden_rows) / every if every else 0.0,
             refresh_every=every,
             evaluation_s=self._scoring_s(evaluated),

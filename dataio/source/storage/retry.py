@@ -101,7 +101,7 @@ class Retry:
         """Make a request. Blocks for ``retry_s`` and one request at most, if it is watched.
 
         Args:
-            work: Makes it; is told how often it failed before.
+            work: Makes it, given how often it failed before.
             doing: Where and what, for the log.
             watched: Whether it may hang, and is given up after ``read_timeout_s``.
             most_s: Instead of ``retry_s`` where that is longer.

@@ -132,7 +132,7 @@ class FixedFile:
             os.close(descriptor)
         return found == self._header(self.count_positions())
 
-    def mend_header(self) -> None:
+    def repair_header(self) -> None:
         """Write the header anew if it is not what the file's size says, as after a kill.
 
         Only others read it, as NumPy does: nothing here goes by it.

@@ -105,7 +105,7 @@ def test_an_epoch_is_priced_as_it_is_simulated(
     data = DataTimes(
         readers=ranks, num_rows=rows, evaluated_rows=0, row_bytes=row_bytes,
         source_row_bytes=row_bytes, batch_s=batch_s, batch_cores=1.0, staging_bytes_per_s=1e9,
-        turn_s=0.5, write_bytes_per_s=0.0,
+        epoch_end_s=0.5, write_bytes_per_s=0.0,
     )  # fmt: skip
     planned, epochs, fed, link_s = both(
         config, cluster, data, ranks=ranks, computing_s=computing_s, hidden=hidden
@@ -134,7 +134,7 @@ def test_staging_beside_training_costs_as_much_in_a_price_as_in_a_plan(directory
         )  # fmt: skip
         data = DataTimes(
             readers=2, num_rows=1600, evaluated_rows=0, row_bytes=1e5, source_row_bytes=1e5,
-            batch_s=1e-4, batch_cores=1.0, staging_bytes_per_s=1e9, turn_s=0.0,
+            batch_s=1e-4, batch_cores=1.0, staging_bytes_per_s=1e9, epoch_end_s=0.0,
             write_bytes_per_s=0.0,
         )  # fmt: skip
         planned, epochs, fed, _ = both(

@@ -132,7 +132,7 @@ class Epochs:
         shared_s = share_link(step_s, link_s, fed.exchange_s)
         steps_s = fed.num_steps * max(shared_s, fed.decode_s, fed.disk_s)
         waits_s = self._windows_s(fed, steps_s) + self._refresh_s(fed, forward_s)
-        return steps_s + waits_s + self._data.turn_s
+        return steps_s + waits_s + self._data.epoch_end_s
 
     def waits_s(self, fed: Fed, step_s: float, link_s: float, forward_s: float) -> dict[str, float]:
         """Split what `epoch_s` has beside steps that wait for nobody, by its causes."""
@@ -145,7 +145,7 @@ class Epochs:
             "decoding": late_s if fed.decode_s >= fed.disk_s else 0.0,
             "node disk": late_s if fed.decode_s < fed.disk_s else 0.0,
             "windows": self._windows_s(fed, steps_s),
-            "turn": self._data.turn_s,
+            "epoch end": self._data.epoch_end_s,
             "refresh": self._refresh_s(fed, forward_s),
         }
 
