@@ -22,6 +22,7 @@ from types import CodeType, FrameType
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("dataio", "shuffle", "importance")
@@ -48,7 +49,7 @@ def called(run: Callable[[], object]) -> set[CodeType]:
         run()
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     return codes
 
 
@@ -72,7 +73,7 @@ def count_ours() -> dict[str, list[str]]:
     from dataio import Array, Int, Loader
 
     rng = np.random.default_rng(0)
-    arrays = {
+    arrays: dict[str, NDArray[np.generic]] = {
         "image": rng.integers(0, 256, (NUM_SAMPLES, 1, 16, 16)).astype(np.uint8),
         "label": rng.integers(0, NUM_CLASSES, NUM_SAMPLES),
     }

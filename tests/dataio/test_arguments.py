@@ -95,7 +95,10 @@ def public_classes():
         for name in package.__all__:
             value = getattr(package, name)
             is_abstract = getattr(value, "_is_protocol", False)
-            takes_anything = value is dataio.AsList or is_abstract
+            # Candidates and selections are what the loader and a policy hand to one another.
+            takes_anything = (
+                value in (dataio.AsList, dataio.Candidates, dataio.Selection) or is_abstract
+            )
             if inspect.isclass(value) and not takes_anything and not issubclass(value, Exception):
                 yield value
 

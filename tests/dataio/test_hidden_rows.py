@@ -203,7 +203,7 @@ def test_a_process_that_decodes_fetches_its_rows_too_beyond_memory(
         recipe = Recipe(cache.schema, cache.directory, paths, KIND_FIELDS, None, False, 0, "raise")
         located = locate(cache.entries, np.arange(8))
         here = _assembler(recipe, RowReader(cache.schema, cache.files.fixed, cache.directory))
-        small = here.gather_small(located.position)
+        small = here.filler.gather_small(located.position)
         job = here.prepare(BatchWork(0, 0, located, small))
         here.run(job, 0, 8)
         fetched, fetch = [], Fetcher.fetch
