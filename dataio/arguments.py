@@ -1,4 +1,7 @@
-"""The arguments of a `Loader`, checked alone: every part of it takes what it needs from here."""
+"""The arguments of a `Loader`: every part of it takes what it needs from here.
+
+They are checked alone, then with the source that they name, then with those of all other ranks.
+"""
 
 import json
 import os

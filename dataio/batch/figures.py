@@ -1,4 +1,7 @@
-"""What a loader measures about itself: a few numbers a batch, spread over ranks once an epoch."""
+"""What a loader measures about itself: a few numbers a batch, spread over ranks once an epoch.
+
+`EpochLine` brings all ranks' together, and writes them to the file of metrics.
+"""
 
 import math
 import time
