@@ -21,7 +21,7 @@ from dataio.plan.layout import Layout
 from dataio.plan.policies import ByFields, DrawsRows, Importance, Local, Shuffle
 from dataio.rows.fields import Field, row_schema
 from dataio.rows.samples import BatchTransform, Collate, OnError, Transform
-from dataio.source import Shards, Source
+from dataio.source import Source
 from dataio.source.open import check_openable
 from dataio.world import World
 
@@ -117,10 +117,8 @@ def check_policy(arguments: Arguments, source: Source, fields: Mapping[str, Fiel
 
 
 def check_growth(arguments: Arguments, source: Source) -> None:
-    """Refuse what cannot go on with more samples, if the source grows."""
-    given, policy = arguments.source, arguments.importance
-    if not isinstance(given, Shards) or not given.grows:
-        return
+    """Refuse what cannot go on with more samples, of a source that grows."""
+    policy = arguments.importance
     found = cure = ""
     if arguments.staging.transform is not None:
         found, cure = "Staging(transform=...)", "give it as transform="

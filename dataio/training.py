@@ -37,7 +37,7 @@ from dataio.rows.fields import Field
 from dataio.rows.image import Image, Mask
 from dataio.rows.samples import BatchTransform, Collate, Transform
 from dataio.session import Session
-from dataio.source import Source
+from dataio.source import Shards, Source
 from dataio.source.base import costs_of
 from dataio.source.classes import Classes
 from dataio.source.wrap.growing import GrowingSource
@@ -265,7 +265,7 @@ def begin_training(arguments: Arguments, world: World) -> tuple[TrainingSession,
     layout = lay_out(source, world)
     check_batch_size(arguments.batch_size, layout)
     check_policy(arguments, source, fields)
-    if isinstance(source, GrowingSource):
+    if isinstance(arguments.source, Shards) and arguments.source.grows:
         check_growth(arguments, source)
     exclusion = Exclusion(source.num_samples)
     if arguments.exclude is not None:

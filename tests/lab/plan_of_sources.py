@@ -30,9 +30,9 @@ from dataio.source import open_source
 from dataio.store.streaming import Streaming
 from tests.lab.plan_of_epochs import ROWS, Study
 from tests.slowfs import slowfs
-from tonari.oracle.cluster.cluster import Cluster, Level, Storage
+from tonari.oracle.cluster.cluster import Cluster, Level, StorageRates
 from tonari.oracle.feeds import lay_rows
-from tonari.oracle.plan import EpochPlan, plan_step
+from tonari.oracle.plan import PlannedEpoch, plan_step
 from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.probe.pieces import count_pieces
 from tonari.oracle.probe.probe import Probe, step_settings
@@ -183,10 +183,10 @@ class Plans:
             guessed_row_bytes=self.data.guessed_row_bytes,
         )  # fmt: skip
 
-    def epoch(self, rate: float, *, quota: int | None = None) -> EpochPlan:
+    def epoch(self, rate: float, *, quota: int | None = None) -> PlannedEpoch:
         """Plan an epoch by the source's rate, in 1e6 bytes/s."""
         config = self._config(quota)
-        storage = Storage(read_gbyte_s=rate / 1e3)
+        storage = StorageRates(read_gbyte_s=rate / 1e3)
         cluster = Cluster(name="slow", level=(Level(name="node", units=1),), storage=storage)
         probe = replace(self._probe, settings=step_settings(config))
         epoch = plan_step(config, probe, cluster=cluster).epoch

@@ -7,12 +7,12 @@ import pytest
 
 from tonari.oracle.errors import OracleError
 from tonari.oracle.learned import learn
-from tonari.oracle.plan import EpochPlan
+from tonari.oracle.plan import PlannedEpoch
 from tonari.trainer.watch.metrics import MetricsLog
 from tonari.trainer.watch.parts import OTHER
 from tonari.trainer.watch.plan import PARTS
 
-PLAN = EpochPlan(
+PLAN = PlannedEpoch(
     steps=10, train_s=100.0, exchange_s=10.0, epoch_end_s=1.0, refresh_s=0.0, refresh_every=0,
     evaluation_s=20.0, checkpoint_s=5.0, checkpoint_every=1, spread=(0.5, 2.0), staging_s=50.0,
     unstaged_s=0.0, link_bytes=0.0, hidden_fraction=0.0, num_nodes=1,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.oracle.search.planning import load
 from tests.oracle.search.test_epoch import IMAGES
 from tonari.oracle import plan as plan_module
-from tonari.oracle.cluster.cluster import Cluster, Host, Level, Storage
+from tonari.oracle.cluster.cluster import Cluster, Host, Level, StorageRates
 from tonari.oracle.cluster.links import lay_route
-from tonari.oracle.plan import EpochPlan, plan_step
+from tonari.oracle.plan import PlannedEpoch, plan_step
 from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.probe.probe import Probe, step_settings
 from tonari.oracle.record import Message, Wait
@@ -46,7 +46,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def both(
     config: Config, cluster: Cluster, data: DataTimes, *, ranks: int, computing_s: float,
     hidden: float,
-) -> tuple[EpochPlan, Epochs, Fed, float]:  # fmt: skip
+) -> tuple[PlannedEpoch, Epochs, Fed, float]:  # fmt: skip
     """Plan a job by simulation, and price it; the last is what its gradients keep the link for."""
     world_size = cluster.world_size
     message = Message("all_reduce", tuple(range(world_size)), GRADIENT_BYTES)
@@ -100,7 +100,7 @@ def test_an_epoch_is_priced_as_it_is_simulated(
             Level(name="net", units=nodes, gbyte_s=gbyte_s),
         ),
         host=Host(cores=CORES),
-        storage=Storage(disk_read_gbyte_s=disk, node_read_gbyte_s=source_gbyte_s),
+        storage=StorageRates(disk_read_gbyte_s=disk, node_read_gbyte_s=source_gbyte_s),
     )
     data = DataTimes(
         readers=ranks, num_rows=rows, evaluated_rows=0, row_bytes=row_bytes,
@@ -130,7 +130,7 @@ def test_staging_beside_training_costs_as_much_in_a_price_as_in_a_plan(directory
         config = load(directory, "data.staging.when=overlap", "mesh.dp_replicate=2", text=IMAGES)
         cluster = Cluster(
             name="both", level=(Level(name="node", units=2),), host=Host(cores=CORES),
-            storage=Storage(node_read_gbyte_s=0.001),
+            storage=StorageRates(node_read_gbyte_s=0.001),
         )  # fmt: skip
         data = DataTimes(
             readers=2, num_rows=1600, evaluated_rows=0, row_bytes=1e5, source_row_bytes=1e5,
