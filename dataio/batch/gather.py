@@ -109,7 +109,7 @@ class Gather:
             replica=replica,
             place_of=self._place_of,
         )
-        speaks = replica == 0
+        logs = replica == 0
         self._assembler = Assembler(
             self._reader,
             fields,
@@ -123,7 +123,7 @@ class Gather:
                 "transform",
                 unit="sample",
                 cure="draw from its rng instead, or run it in processes: Workers(processes=...)",
-                speaks=speaks,
+                logs=logs,
             )
             if transform is not None
             else None,
@@ -137,7 +137,7 @@ class Gather:
             paths = tuple(file.path for file in cache.files.fixed)
             recipe = Recipe(
                 cache.schema, cache.directory, paths, fields, transform, collate is not None, seed,
-                arguments.on_error, trusts_pictures, speaks,
+                arguments.on_error, trusts_pictures, logs,
             )  # fmt: skip
             self._workers = WorkerProcesses(
                 recipe,

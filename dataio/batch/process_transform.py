@@ -88,7 +88,7 @@ class Recipe:
     seed: int
     on_error: OnError
     trusts_pictures: bool = False
-    speaks: bool = True
+    logs: bool = True
 
 
 class RecipeRows(Dataset[Made]):
@@ -153,9 +153,7 @@ def _assembler(recipe: Recipe, reader: RowReader) -> Assembler:
         seed=recipe.seed,
         on_error=recipe.on_error,
         trusts_pictures=recipe.trusts_pictures,
-        watch=TransformWatch(
-            "transform", unit="sample", cure="", speaks=recipe.speaks, is_alone=True
-        ),
+        watch=TransformWatch("transform", unit="sample", cure="", logs=recipe.logs, is_alone=True),
     )
 
 

@@ -53,7 +53,7 @@ class Shaper:
                 " or ".join(given),
                 unit="batch",
                 cure="draw from the rng of batch_transform instead",
-                speaks=replica == 0,
+                logs=replica == 0,
             )
             if given
             else None

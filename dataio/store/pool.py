@@ -89,8 +89,9 @@ class Pool:
             undo.callback(self.cache.close)
             self.cache.load()
             dtype = score_dtype(columns)
-            self.scores = no_scores(share.num_slots, dtype)
-            if columns:
+            if not columns:
+                self.scores = no_scores(share.num_slots, dtype)
+            else:
                 with self.cache.named("make room for scores"):
                     place_of_scores = scores_directory(self.cache.directory)
                     self.scores = open_scores(place_of_scores, share.num_slots, dtype, world=world)
