@@ -26,6 +26,8 @@ from dataio.base.errors import (
 from dataio.metrics import write_prometheus
 from dataio.options import NodeCache, Reports, Staging, Workers
 from dataio.plan.by_step import ByStep
+from dataio.plan.history import Candidates, ScoreColumn
+from dataio.plan.policies import Importance, Selection, Shuffle
 from dataio.rows.fields import Array, Bytes, Field, Float, Image, ImageSize, Int, Mask, Text, Tokens
 from dataio.rows.views import (
     CenterCrop,
@@ -47,6 +49,7 @@ from dataio.source import (
     Throttle,
     TransformedSource,
     open_source,
+    write_index,
 )
 from dataio.world import World, discover_world
 
@@ -63,6 +66,7 @@ __all__ = [
     "Bytes",
     "CacheBusyError",
     "CacheError",
+    "Candidates",
     "CenterCrop",
     "CorruptRowError",
     "DataioError",
@@ -73,6 +77,7 @@ __all__ = [
     "Float",
     "Image",
     "ImageSize",
+    "Importance",
     "Int",
     "Loader",
     "Mask",
@@ -89,9 +94,12 @@ __all__ = [
     "ResizeLong",
     "ResizeShort",
     "Retry",
+    "ScoreColumn",
+    "Selection",
     "Sequences",
     "Shards",
     "SharedFilesystemError",
+    "Shuffle",
     "Source",
     "SourceError",
     "Staging",
@@ -107,6 +115,7 @@ __all__ = [
     "WorldError",
     "discover_world",
     "open_source",
+    "write_index",
     "write_prometheus",
 ]
 

@@ -1,19 +1,29 @@
-"""The arguments of a `Loader`, checked alone: every part of it takes what it needs from here."""
+"""The arguments of a `Loader`: every part of it takes what it needs from here.
 
+They are checked alone, then with the source that they name, then with those of all other ranks.
+"""
+
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
+from dataio.base.errors import WorldError
 from dataio.base.filesystem import is_named
 from dataio.excluding import Exclude
 from dataio.opening import Openable
 from dataio.options import NodeCache, Reports, Staging, Workers, check_least
-from dataio.plan.policies import Importance, Local, Shuffle
-from dataio.rows.fields import Field
+from dataio.plan.exclusion import Exclusion
+from dataio.plan.layout import Layout
+from dataio.plan.policies import ByFields, DrawsRows, Importance, Local, Shuffle
+from dataio.rows.fields import Field, row_schema
 from dataio.rows.samples import BatchTransform, Collate, OnError, Transform
+from dataio.source import Source
 from dataio.source.open import check_openable
+from dataio.world import World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +73,6 @@ class Arguments:
         """Whether a whole cache of another user may be read."""
         return is_named(os.fspath(self.cache.path))
 
-    @property
-    def skips(self) -> bool:
-        """Whether a row that is corrupt or does not decode is padding, not an error."""
-        return self.on_error == "skip"
-
 
 def find_device(device: torch.device | str | int | None) -> torch.device | None:
     """Find the device that was named.
@@ -82,3 +87,105 @@ def find_device(device: torch.device | str | int | None) -> torch.device | None:
             f"Loader: device is {device!r}, expected one that torch knows ({error}); give for "
             'example "cuda:0" or "cpu"'
         ) from error
+
+
+def check_policy(arguments: Arguments, source: Source, fields: Mapping[str, Field]) -> None:
+    """Refuse a policy that draws rows, or goes by fields, if the dataset does not fit it."""
+    policy = arguments.importance
+    if isinstance(policy, DrawsRows):
+        policy.num_drawn(source.num_samples)
+    if not isinstance(policy, ByFields):
+        return
+    numbers = {
+        column.name: np.dtype(column.dtype).kind in "iufb" and column.shape == ()
+        for column in row_schema(fields).fixed
+    }
+    for name in policy.by_fields:
+        if not numbers.get(name):
+            having = ", ".join(name for name, is_number in numbers.items() if is_number)
+            raise ValueError(
+                f"importance: {policy} goes by the field {name!r}, expected a field that is one "
+                f"number a sample, which this loader's are: {having or 'none'}; name one of these, "
+                "or declare it in fields; some policies take an array by sample id instead"
+            )
+        if arguments.cache.quota is not None or arguments.staging.when == "overlap":
+            raise ValueError(
+                f"importance: {policy} goes by the field {name!r}, so all rows must be in the "
+                'caches before the first epoch, expected no quota and staging when="before"; some '
+                "policies take an array of values by sample id instead"
+            )
+
+
+def check_growth(arguments: Arguments, source: Source) -> None:
+    """Refuse what cannot go on with more samples, of a source that grows."""
+    policy = arguments.importance
+    found = cure = ""
+    if arguments.staging.transform is not None:
+        found, cure = "Staging(transform=...)", "give it as transform="
+    elif isinstance(policy, DrawsRows) and not _draws_from(policy, source.num_samples + 1):
+        found, cure = f"{policy}, which has one weight a sample", "name a field that is the weight"
+    if found:
+        raise ValueError(
+            f"{source.name}: Shards(grows=True) and {found} exclude one another, expected what "
+            f"goes on with more samples than now; {cure}, or give grows=False"
+        )
+
+
+def _draws_from(policy: DrawsRows, num_samples: int) -> bool:
+    try:
+        policy.num_drawn(num_samples)
+    except ValueError:
+        return False
+    return True
+
+
+def check_batch_size(batch_size: int, layout: Layout) -> None:
+    """Refuse a batch that a replica could never fill."""
+    rows = layout.num_samples // layout.num_replicas
+    if batch_size > rows:
+        raise ValueError(
+            f"batch_size: {batch_size} is more than a replica's share of {rows} rows "
+            f"({layout.num_samples} samples over {layout.num_replicas} replicas); choose "
+            f"at most {rows}, or start fewer ranks"
+        )
+
+
+def agreed(
+    arguments: Arguments, source: Source, fields: Mapping[str, Field], exclusion: Exclusion
+) -> dict[str, object]:
+    """Describe what must be the same on all ranks, for `check_agreement`."""
+    return {
+        "quota": arguments.cache.quota_bytes,
+        "source fingerprint": source.fingerprint,
+        "batch_size": arguments.batch_size,
+        "drop_last": arguments.drop_last,
+        "staging.when": arguments.staging.when,
+        "seed": arguments.seed,
+        "fields": repr(dict(fields)),
+        "shuffle": repr(arguments.shuffle_or_local),
+        "importance": repr(arguments.importance),
+        "exclude": f"{exclusion.num_excluded} samples ({exclusion.name})",
+    }
+
+
+def check_agreement(settings: Mapping[str, object], world: World) -> None:
+    """Refuse settings that differ from another rank's. Collective; all ranks raise alike.
+
+    Args:
+        settings: By name, as JSON.
+        world: All ranks.
+
+    Raises:
+        WorldError: It names the first rank and the first setting that differ from rank 0's.
+    """
+    everyone = world.allgather(json.dumps(settings).encode(), doing="compare settings")
+    other = next((rank for rank, given in enumerate(everyone) if given != everyone[0]), None)
+    if other is None:
+        return
+    first, theirs = json.loads(everyone[0]), json.loads(everyone[other])
+    name = next(name for name in first if first[name] != theirs[name])
+    raise WorldError(
+        f"Loader: rank {other} was made with {name} {theirs[name]}, rank 0 with {first[name]}; "
+        f"every rank must be given the same arguments and see the same source",
+        on_all_ranks=True,
+    )

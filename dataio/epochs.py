@@ -11,18 +11,18 @@ from collections.abc import Generator, Iterator, Mapping
 from torch.profiler import record_function
 
 from dataio.base.errors import StateError
-from dataio.batch.figures import EpochFigures
-from dataio.iterations import Iterations
+from dataio.batch.figures import RankFigures
+from dataio.iterations import Iterations, Loop
 from dataio.rowlog.log import RowLog
 from dataio.rows.samples import Batch
 from dataio.run_state import RunState
 from dataio.state.scores import spread_scores
 from dataio.stats import collect_stats
 from dataio.store.epoch_end import end_epoch
-from dataio.training import Training
+from dataio.training import TrainingSession
 
 
-class Epochs:
+class Conductor:
     """Takes a loader from one epoch to the next, and through the batches of each.
 
     Args:
@@ -33,17 +33,13 @@ class Epochs:
         run: Where the run stands.
     """
 
-    def __init__(self, session: Training, *, rowlog: RowLog | None) -> None:
+    def __init__(self, session: TrainingSession, *, rowlog: RowLog | None) -> None:
         self._iterations = Iterations("Loader")
         self.run = RunState(session, self._iterations, rowlog=rowlog)
 
-    @property
-    def _session(self) -> Training:
-        return self.run.session
-
     def stats(self) -> dict[str, float]:
         """Collect the figures of `Loader.stats`."""
-        session, run = self._session, self.run
+        session, run = self.run.session, self.run
         return collect_stats(
             session.pool,
             session.gather,
@@ -58,33 +54,30 @@ class Epochs:
     def end_and_begin(self) -> None:
         """End the running epoch and begin the next. Collective."""
         with record_function("tonari: epoch end"):
-            self._end_and_begin()
+            started, session, run = time.perf_counter(), self.run.session, self.run
+            run.begin_waiting_exchange()
+            session.feed.stop()
+            session.pool.finish_staging()
+            figures = session.lasting.line.end()
+            session.feedback.flush()
+            if session.arguments.importance is not None:
+                session.reported.check(figures.rows, epoch=run.epoch)
 
-    def _end_and_begin(self) -> None:
-        started, session, run = time.perf_counter(), self._session, self.run
-        run.begin_waiting_exchange()
-        session.feed.stop()
-        session.pool.finish_staging()
-        figures = session.lasting.line.end()
-        session.feedback.flush()
-        if session.arguments.importance is not None:
-            session.reported.check(figures.rows, epoch=run.epoch)
+            def agree(doing: str, exchange: Mapping[str, float] | None) -> None:
+                if exchange is not None:
+                    session.lasting.figures.take_in(exchange)
+                self._write_line(figures, doing)
 
-        def agree(doing: str, exchange: Mapping[str, float] | None) -> None:
-            if exchange is not None:
-                session.lasting.figures.take_in(exchange)
-            self._write_line(figures, doing)
+            position = run.position
+            session.gather.forget(end_epoch(session.pool, session.moves, position, agree=agree))
+            if session.placements.shuffle.holds_all and session.pool.keeps_scores:
+                spread_scores(session.pool.scores, epoch=run.epoch, world=session.world)
+            run.begin(run.next_position())
+            run.begin_exchange()
+            session.lasting.figures.epoch_end_s += time.perf_counter() - started
 
-        position = run.position
-        session.gather.forget(end_epoch(session.pool, session.moves, position, agree=agree))
-        if session.placements.shuffle.holds_all and session.pool.keeps_scores:
-            spread_scores(session.pool.scores, epoch=run.epoch, world=session.world)
-        run.begin(run.next_position())
-        run.begin_exchange()
-        session.lasting.figures.turn_s += time.perf_counter() - started
-
-    def _write_line(self, figures: EpochFigures, doing: str) -> None:
-        session = self._session
+    def _write_line(self, figures: RankFigures, doing: str) -> None:
+        session = self.run.session
         session.lasting.line.write(figures, doing, stats=self.stats)
         if self.run.rowlog is not None:
             self.run.rowlog.count_padded(session.lasting.line.num_padded)
@@ -95,7 +88,8 @@ class Epochs:
         run.num_epochs = num_epochs
         run.ensure_running()
         run.begin_waiting_exchange()
-        if self._is_complete():
+        running = run.running
+        if self.is_used_up() and running.refresh_step >= running.refresh_order.steps:
             if run.epoch + 1 >= num_epochs:
                 return
             self.end_and_begin()
@@ -103,15 +97,11 @@ class Epochs:
             while run.epoch < num_epochs:
                 yield run.epoch
                 if run.epoch + 1 >= num_epochs:
-                    session = self._session
+                    session = self.run.session
                     session.feedback.flush()
                     self._write_line(session.lasting.line.end(), "end the epoch")
                     return
                 self.end_and_begin()
-
-    def _is_complete(self) -> bool:
-        running = self.run.running
-        return self.is_used_up() and running.refresh_step >= running.refresh_order.steps
 
     def is_used_up(self) -> bool:
         """Whether all the epoch's batches were delivered. Collective before the first."""
@@ -160,7 +150,7 @@ class Epochs:
             StateError: If it is the second whole loop in one epoch of `up_to`; or from ``next``,
                 if another loop has begun since.
         """
-        return self._iterations.loop(self._batches())
+        return Loop(self._iterations, self._batches())
 
     def _batches(self) -> Generator[Batch, None, None]:
         run = self.run
@@ -172,7 +162,7 @@ class Epochs:
             run.again()
         run.begin_waiting_exchange()
         # Here, not above: others from an epoch on in which the dataset grew.
-        session = self._session
+        session = self.run.session
         session.feed.stop()
         plan = run.running.plan
         steps = range(run.step, plan.order.steps)
@@ -196,7 +186,7 @@ class Epochs:
                 f"epoch {run.epoch} has left; pass over the others in the next epoch"
             )
         self._iterations.break_off()
-        self._session.feed.stop()
+        self.run.session.feed.stop()
         run.skip(num_steps)
 
     def refresh(self) -> Iterator[Batch]:
@@ -205,10 +195,10 @@ class Epochs:
         Raises:
             StateError: From ``next``, if another loop has begun since.
         """
-        return self._iterations.loop(self._refresh())
+        return Loop(self._iterations, self._refresh())
 
     def _refresh(self) -> Generator[Batch, None, None]:
-        feed, running = self._session.feed, self.run.running
+        feed, running = self.run.session.feed, self.run.running
         feed.stop()
         order = running.refresh_order
         steps = range(running.refresh_step, order.steps)

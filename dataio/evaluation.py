@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from dataio.arguments import Arguments
-from dataio.batch.deliver import Delivery
-from dataio.iterations import OneLoop
-from dataio.plan.order import PADDING, Block, Order, num_steps
+from dataio.batch.feed import DeviceDelivery
+from dataio.iterations import Loop, OneLoop
+from dataio.plan.order import PADDING, Order, StepsBlock, num_steps
 from dataio.rows.fields import Field
 from dataio.rows.samples import Batch
 from dataio.session import Session
@@ -41,7 +41,7 @@ class Evaluation:
         world: World,
         *,
         root: Path,
-        delivery: Delivery,
+        delivery: DeviceDelivery,
     ) -> None:
         self.num_samples = source.num_samples
         layout = lay_out(source, world)
@@ -77,7 +77,7 @@ class Evaluation:
         Raises:
             StateError: From ``next``, if another loop has begun since.
         """
-        return self._passes.loop(self._batches())
+        return Loop(self._passes, self._batches())
 
     def _batches(self) -> Generator[Batch, None, None]:
         batches = self._session.gather.batches(self._block, range(len(self)), epoch=0)
@@ -87,10 +87,10 @@ class Evaluation:
                 batch |= {"valid": batch["slot"] != PADDING}
             yield batch
 
-    def _block(self, first_step: int, num_steps: int) -> Block:
+    def _block(self, first_step: int, num_steps: int) -> StepsBlock:
         slots, num_valid = self._order.block(first_step, num_steps)
         weight = (np.arange(slots.shape[1]) < num_valid[:, None]).astype(np.float32)
-        return Block(slots, num_valid, weight)
+        return StepsBlock(slots, num_valid, weight)
 
     @property
     def source_bytes(self) -> int:

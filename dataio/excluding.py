@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
-from dataio.base.location import bare, check_path
+from dataio.base.filesystem import check_path
+from dataio.base.location import bare
 from dataio.plan.exclusion import Exclusion, exclude_ids
 from dataio.source import Source, TransformedSource
 from dataio.source.base import ShardedSource
@@ -39,13 +40,13 @@ ROWS_AT_ONCE = 1 << 20
 CURE = "give a list that was made of this source"
 
 
-def find_excluded(given: Exclude | None, source: Source, world: World) -> Exclusion:
+def find_excluded(given: Exclude, source: Source, world: World) -> Exclusion:
     """Find the samples to leave out. Collective.
 
     Keys are looked up by rank 0, which reads those of all samples.
 
     Args:
-        given: As the loader has it; None: none.
+        given: As the loader has it.
         source: The dataset.
         world: All ranks.
 
@@ -56,8 +57,6 @@ def find_excluded(given: Exclude | None, source: Source, world: World) -> Exclus
     """
     if isinstance(source, TransformedSource):
         source = source.inner
-    if given is None:
-        return Exclusion(source.num_samples)
     if isinstance(given, str | os.PathLike):
         ids, keys = _of_path(os.fspath(given), source, world)
     else:

@@ -20,43 +20,17 @@ class OneLoop:
 
     Args:
         of: What is iterated, for messages.
+
+    Attributes:
+        taking: Held by the loop that takes a batch; whoever holds it alone changes `newest`.
+        newest: The loop under way. Weak: a loop that nobody holds ends at once, and what it has
+            made ahead is freed.
     """
 
     def __init__(self, of: str) -> None:
         self._of = of
-        # Held by the loop that takes a batch; whoever holds it alone changes which is the newest.
-        self._taking = threading.Lock()
-        # Weak: a loop that nobody holds ends at once, and what it has made ahead is freed.
-        self._newest: weakref.ref[_Loop[Any]] | None = None
-
-    def loop(self, batches: Generator[T, None, None]) -> Iterator[T]:
-        """Yield batches until another loop begins.
-
-        Raises:
-            StateError: From ``next``, if another loop has begun since, the place was changed, or
-                another thread takes a batch now.
-        """
-        return _Loop(self, batches)
-
-    def take(self, loop: "_Loop[T]") -> T:
-        """Take a loop's next batch; see `loop`."""
-        if not self._taking.acquire(blocking=False):
-            raise self._error("another thread or a transform is taking one")
-        try:
-            if loop.state == "begun":
-                return loop.advance()
-            if loop.state == "broken off":
-                raise self._error(
-                    "its loop was broken off, as another loop began, or refresh, skip, set_epoch "
-                    "or a restore changed the place"
-                )
-            if loop.state == "new":
-                self._end_newest()
-            batch = loop.advance()
-            self._newest = weakref.ref(loop)
-            return batch
-        finally:
-            self._taking.release()
+        self.taking = threading.Lock()
+        self.newest: weakref.ref[Loop[Any]] | None = None
 
     def break_off(self) -> None:
         """End the loop under way, if any, as the place that it goes by changes.
@@ -64,22 +38,24 @@ class OneLoop:
         Raises:
             StateError: If another thread is taking a batch.
         """
-        if self._newest is None:  # so it is too while a loop's first batch begins an epoch
+        if self.newest is None:  # so it is too while a loop's first batch begins an epoch
             return
-        if not self._taking.acquire(blocking=False):
-            raise self._error("another loop was to begin, or the place to change, meanwhile")
+        if not self.taking.acquire(blocking=False):
+            raise self.error("another loop was to begin, or the place to change, meanwhile")
         try:
-            self._end_newest()
+            self.end_newest()
         finally:
-            self._taking.release()
+            self.taking.release()
 
-    def _end_newest(self) -> None:
-        loop = self._newest() if self._newest is not None else None
-        self._newest = None
+    def end_newest(self) -> None:
+        """Break off the loop under way, if any. By whoever holds `taking`."""
+        loop = self.newest() if self.newest is not None else None
+        self.newest = None
         if loop is not None:
             loop.break_off()
 
-    def _error(self, found: str) -> StateError:
+    def error(self, found: str) -> StateError:
+        """Make the error of a batch that may not be taken now."""
         return StateError(
             f"{self._of}: a batch was asked for, and {found}; expected one loop at a time, as all "
             f"loops over one {self._of.lower()} share its place; take batches in one loop and "
@@ -87,24 +63,50 @@ class OneLoop:
         )
 
 
-class _Loop(Iterator[T], Generic[T]):
+class Loop(Iterator[T], Generic[T]):
+    """Yields batches until another loop over the same place begins.
+
+    Args:
+        one: Lets one loop at a time take batches.
+        batches: The batches.
+    """
+
     def __init__(self, one: OneLoop, batches: Generator[T, None, None]) -> None:
         self._one, self._batches = one, batches
         self.state: Literal["new", "begun", "ended", "broken off"] = "new"
 
     def __next__(self) -> T:
-        return self._one.take(self)
+        """Take the next batch.
 
-    def advance(self) -> T:
+        Raises:
+            StateError: If another loop has begun since, the place was changed, or another thread
+                takes a batch now.
+        """
+        one = self._one
+        if not one.taking.acquire(blocking=False):
+            raise one.error("another thread or a transform is taking one")
         try:
+            if self.state == "broken off":
+                raise one.error(
+                    "its loop was broken off, as another loop began, or refresh, skip, set_epoch "
+                    "or a restore changed the place"
+                )
+            if self.state == "begun":
+                return next(self._batches)
+            if self.state == "new":
+                one.end_newest()
             batch = next(self._batches)
+            self.state = "begun"
+            one.newest = weakref.ref(self)
+            return batch
         except StopIteration:
             self.state = "ended"
             raise
-        self.state = "begun"
-        return batch
+        finally:
+            one.taking.release()
 
     def break_off(self) -> None:
+        """End it: to go on with it is an error."""
         self._batches.close()
         if self.state != "ended":
             self.state = "broken off"

@@ -14,11 +14,11 @@ import torch
 
 from dataio.arguments import Arguments, find_device
 from dataio.base.checked import checked, checked_call
-from dataio.base.digest import digest
 from dataio.base.errors import StateError
-from dataio.base.location import check_path
-from dataio.batch.process_checks import end_if_unguarded
-from dataio.epochs import Epochs
+from dataio.base.filesystem import check_path
+from dataio.base.seeding import digest
+from dataio.batch.process_checks import STARTED, end_if_unguarded
+from dataio.epochs import Conductor
 from dataio.evaluation import Evaluation
 from dataio.excluding import Exclude
 from dataio.opening import Openable
@@ -35,7 +35,7 @@ from dataio.state.report import check_report
 from dataio.state.resume import check_excluded, find_num_hidden, warn_without_scores
 from dataio.state.saves import clear
 from dataio.state.snapshot import find_state, save_snapshot
-from dataio.training import Training, begin_training
+from dataio.training import TrainingSession, begin_training
 from dataio.world import World, discover_world
 
 
@@ -110,7 +110,8 @@ class Loader:
         workers: Workers | None = None,
         reports: Reports | None = None,
     ) -> None:
-        end_if_unguarded()
+        if STARTED in os.environ:
+            end_if_unguarded()
         arguments = Arguments(
             source=source, batch_size=batch_size, fields=fields, drop_last=drop_last,
             cache=cache if isinstance(cache, NodeCache) else NodeCache(cache), shuffle=shuffle,
@@ -125,12 +126,12 @@ class Loader:
         session, rowlog = begin_training(arguments, self.world)
         self.needs_outcome = session.pool.needs_outcome
         self.fields = session.fields
-        self._epochs = Epochs(session, rowlog=rowlog)
+        self._epochs = Conductor(session, rowlog=rowlog)
         self._run = self._epochs.run
         self._evaluations: list[Evaluation] = []
 
     @property
-    def _session(self) -> Training:
+    def _session(self) -> TrainingSession:
         return self._run.session
 
     @property
@@ -382,7 +383,7 @@ class Loader:
         """
         self._run.ensure_running()
         # A checkpoint is never ahead of the caches: they cannot step forward.
-        self._session.pool.await_commit()
+        self._session.pool.cache.await_commit()
         self._session.feedback.flush()
 
     @checked_call

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from dataio.base.atomic import write_record
 from dataio.base.checked import checked
-from dataio.base.digest import digest
 from dataio.base.errors import StateError
 from dataio.base.permutation import permute
-from dataio.base.seeding import Key, key
-from dataio.iterations import Iterations
+from dataio.base.seeding import Key, digest, key
+from dataio.iterations import Iterations, Loop
 from dataio.loader import Loader
 from dataio.plan.by_step import ByStep, StepOrder, Weights, check_weights
 from dataio.rows.samples import Batch
@@ -96,8 +95,8 @@ class Mixture:
         assert not isinstance(weights, ByStep)
         shares = np.array(check_weights(weights, list(self.loaders), when=f"epoch {epoch}"))
         counts = _apportion(shares / shares.sum(), self._steps)
-        turns = np.repeat(np.arange(len(counts)), counts)
-        return turns[permute(np.arange(self._steps), self._steps, self._key(epoch))]
+        order = np.repeat(np.arange(len(counts)), counts)
+        return order[permute(np.arange(self._steps), self._steps, self._key(epoch))]
 
     def _key(self, epoch: int) -> Key:
         return key(self.seed, "mixture", epoch=epoch)
@@ -139,7 +138,7 @@ class Mixture:
             StateError: If it is the second whole loop in one epoch of `epochs`; or from ``next``,
                 if another loop has begun since.
         """
-        return self._iterations.loop(self._batches())
+        return Loop(self._iterations, self._batches())
 
     def _batches(self) -> Generator[Batch, None, None]:
         start = self._iterations.start(self.epoch, is_used_up=self.step >= self._steps)
@@ -204,7 +203,7 @@ class Mixture:
         correct: torch.Tensor | None = None,
         confidence: torch.Tensor | None = None,
     ) -> None:
-        """Tell the batch's loader what its rows cost; see `Loader.report`."""
+        """Report to the batch's loader what its rows cost; see `Loader.report`."""
         self.loaders[str(batch["dataset"])].report(batch, loss, correct, confidence)
 
     def stats(self) -> dict[str, dict[str, float]]:

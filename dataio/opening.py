@@ -1,4 +1,4 @@
-"""Open a dataset the way a loader was told to: its own, and those that it evaluates on."""
+"""Open a dataset with the arguments of a loader: its own, and those that it evaluates on."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from dataio.source.counts import own_directory
 from dataio.source.open import Arrays, check_openable, names_shards, wrapped
 from dataio.source.wrap.torch_dataset import MapDataset
 from dataio.source.wrap.transformed import StageTransform
-from dataio.source.wrap.webdataset import Pipeline, is_pipeline
+from dataio.source.wrap.webdataset import WebDatasetPipeline, is_pipeline
 from dataio.world import World
 from dataio.world.agree import agree
 
@@ -25,7 +25,7 @@ Openable = (
     | Arrays
     | Shards
     | ArrayFiles
-    | Pipeline
+    | WebDatasetPipeline
     | MapDataset
     | Source
 )
@@ -92,7 +92,7 @@ class Opener:
         if isinstance(source, ArrayFiles):
             return source.open(self.world)
         check_openable(source)
-        if names_shards(source) or is_pipeline(source):
+        if not isinstance(source, Mapping) and (names_shards(source) or is_pipeline(source)):
             source = Shards(cast("str", source))
         if not isinstance(source, Shards):
             return wrapped(source)

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from dataio.base.checked import checked
-from dataio.base.location import check_path
+from dataio.base.filesystem import check_path
 from dataio.base.sizes import parse_bytes
 from dataio.rows.whole import Check
 from dataio.source.wrap.transformed import StageTransform

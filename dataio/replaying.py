@@ -11,7 +11,7 @@ import torch
 from dataio.arguments import Arguments
 from dataio.opening import Opener
 from dataio.options import NodeCache, Reports, Staging, Workers
-from dataio.plan.order import PADDING, Block
+from dataio.plan.order import PADDING, StepsBlock
 from dataio.plan.placement import Placement
 from dataio.rowlog.answers import BatchRows
 from dataio.rows.samples import Batch
@@ -50,7 +50,7 @@ def replay_batch(rows: BatchRows, arguments: Arguments) -> Batch:
             assert share.wanted is not None
             session.pool.ensure(share.wanted)
             slots = where.reshape(1, -1)
-            block = Block(slots, rows.block.num_valid, rows.block.weight, rows.block.repeat)
+            block = StepsBlock(slots, rows.block.num_valid, rows.block.weight, rows.block.repeat)
             (batch,) = session.gather.batches(
                 lambda *_: block, range(rows.step, rows.step + 1), epoch=rows.epoch
             )

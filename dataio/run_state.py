@@ -23,11 +23,10 @@ from dataio.plan.replay import groups_of, trained_samples, trained_slots
 from dataio.plan.segment import Position, Segment
 from dataio.rowlog.log import RowLog
 from dataio.source.base import costs_of
-from dataio.source.wrap.growing import as_growing
 from dataio.state.resume import check_num_hidden, load_part, trained_before
 from dataio.state.saves import CURE
 from dataio.state.snapshot import NodeSnapshot, Saved
-from dataio.training import Training, identify
+from dataio.training import TrainingSession, identify
 from dataio.world.agree import together
 
 log = logging.getLogger(__name__)
@@ -45,7 +44,7 @@ class New:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Repositioned:
     """An epoch is to begin whose scores start anew.
 
     Attributes:
@@ -111,9 +110,11 @@ class RunState:
         session: What it is carried out with: another one as the dataset grows.
     """
 
-    state: New | Chosen | Restored | Running
+    state: New | Repositioned | Restored | Running
 
-    def __init__(self, session: Training, iterations: Iterations, *, rowlog: RowLog | None) -> None:
+    def __init__(
+        self, session: TrainingSession, iterations: Iterations, *, rowlog: RowLog | None
+    ) -> None:
         self.session = session
         self.rowlog = rowlog
         self._iterations = iterations
@@ -155,7 +156,7 @@ class RunState:
         """Rows that the epoch hides on all nodes; None: not known yet."""
         if isinstance(self.state, Running):
             return self.state.plan.num_hidden
-        return self.state.num_hidden if isinstance(self.state, Chosen) else None
+        return self.state.num_hidden if isinstance(self.state, Repositioned) else None
 
     def start_of(self, epoch: int, after: Segment | None = None) -> Position:
         """Find where an epoch begins.
@@ -231,7 +232,7 @@ class RunState:
             state: What `state_dict` gave there, of which the weights are; None: they stay.
         """
         self.abandon()
-        self.state = Chosen(position, num_hidden)
+        self.state = Repositioned(position, num_hidden)
         if state is not None:
             self._after = _log_place_in(state)
 
@@ -287,7 +288,9 @@ class RunState:
         session.world.barrier(doing="restore scores")
         restored = state if isinstance(state, Restored) else None
         running = self._deal(position, restored)
-        if isinstance(state, Chosen) and not session.pool.keeps_scores:  # else it was warned of
+        if (
+            isinstance(state, Repositioned) and not session.pool.keeps_scores
+        ):  # else it was warned of
             check_num_hidden(position, state.num_hidden, running.plan.num_hidden)
         self._enter(running, restored)
         # If nobody said, this may be the last epoch, whose exchange would be of no use.
@@ -305,9 +308,9 @@ class RunState:
         session = self.session
         source, identity, layout = session.source, session.identity, session.layout
         num_samples = state.get("num_samples")
-        if (growing := as_growing(source)) is not None and isinstance(num_samples, int):
+        if session.growing is not None and isinstance(num_samples, int):
             try:
-                source = growing.cut(num_samples)
+                source = session.growing.cut(num_samples)
             except SourceError as error:
                 raise StateError(f"checkpoint: {error}") from error
             identity = identify(source, session.arguments)
@@ -369,10 +372,10 @@ class RunState:
             ) from error
         if isinstance(self.state, Running):
             self.session.lasting.line.end()  # of an epoch that has no line
-            self.state = Chosen(self.state.position)
+            self.state = Repositioned(self.state.position)
 
     def snapshot(self) -> NodeSnapshot:
-        """Tell what a save keeps of this node's rows; the scores are not copied."""
+        """Collect what a save keeps of this node's rows; the scores are not copied."""
         running, pool = self.running, self.session.pool
         pool.note_sizes()
         num_rows = self.session.sampling.num_rows
@@ -380,13 +383,13 @@ class RunState:
         now = np.bincount(trained_slots(running.plan.order, self.step), minlength=num_rows)
         return NodeSnapshot(pool.sample_ids, pool.scores, running.plan.selection, before, now)
 
-    def _begin_scores(self, state: New | Chosen | Restored) -> None:
+    def _begin_scores(self, state: New | Repositioned | Restored) -> None:
         pool, world = self.session.pool, self.session.world
         if world.local_rank or not pool.keeps_scores:
             return
         if isinstance(state, Restored):
             pool.scores[:] = state.node.scores
-        elif isinstance(state, Chosen):
+        elif isinstance(state, Repositioned):
             pool.scores[:] = unscored(len(pool.scores), pool.scores.dtype)
 
     def _deal(
@@ -397,7 +400,7 @@ class RunState:
     ) -> Running:
         """Decide what is left of an epoch: hidden rows, order, weights, refresh. Collective."""
         session, node = self.session, restored.node if restored is not None else None
-        seen = self._seen_before(position, node)
+        seen = self._seen_before(position, node) if position.ended else None
         plan, refresh_order = session.dealer.deal(
             position,
             session.pool.scores,
@@ -428,7 +431,7 @@ class RunState:
 
     def count_step(self) -> None:
         """Count a batch of the running epoch that is delivered."""
-        padded = self.session.gather.take_padded(self.epoch, self.step)
+        padded = self.session.gather.shaper.take_padded(self.epoch, self.step)
         self.session.lasting.figures.padded += len(padded)
         if self.rowlog is not None and padded:
             self.rowlog.pad(self.step, padded)
@@ -456,12 +459,8 @@ class RunState:
             )  # fmt: skip
         self._after = None
 
-    def _seen_before(
-        self, position: Position, node: NodeSnapshot | None
-    ) -> NDArray[np.int64] | None:
+    def _seen_before(self, position: Position, node: NodeSnapshot | None) -> NDArray[np.int64]:
         """int64[rows of the sampling group]: How often ended segments trained each. Collective."""
-        if not position.ended:
-            return None
         if node is not None:
             return trained_before(position, node)
         session = self.session

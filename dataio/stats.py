@@ -8,7 +8,7 @@ Batches:
     ``wait_p99_s``; ``queue_depth`` batches ready now; ``skipped_rows`` that became padding by
     ``on_error``.
 Ends of epochs:
-    ``turn_s`` between epochs, ``exchange_blocked_s`` of it waiting for partners,
+    ``epoch_end_s`` between epochs, ``exchange_blocked_s`` of it waiting for partners,
     ``exchange_cpu_s`` of a core, ``exchange_overlap_fraction`` of the last epoch's arrivals in
     before; ``exchanged_rows`` sent; ``lost_reports`` of rows that had left this node.
 Bytes by where they came from:
@@ -41,7 +41,7 @@ from dataio.state.report import Feedback
 from dataio.store.pool import Pool
 
 SPREAD = ("straggler_rank", "wait_max_s", "wait_mean_s")
-"""What is told of the last epoch over all ranks."""
+"""What is reported of the last epoch over all ranks."""
 
 
 def collect_stats(

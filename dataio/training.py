@@ -6,42 +6,46 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dataio.agreement import agreed, check_agreement, check_batch_size, check_growth, check_policy
-from dataio.arguments import Arguments, find_device
-from dataio.base.digest import digest
+from dataio.arguments import (
+    Arguments,
+    agreed,
+    check_agreement,
+    check_batch_size,
+    check_growth,
+    check_policy,
+    find_device,
+)
 from dataio.base.filesystem import cache_directory
-from dataio.base.seeding import ORDER_VERSION
-from dataio.batch.deliver import Delivery
-from dataio.batch.epoch_line import EpochLine
-from dataio.batch.feed import Feed
-from dataio.batch.figures import Figures
-from dataio.batch.meter import Meter
+from dataio.base.seeding import ORDER_VERSION, digest
+from dataio.batch.feed import BatchFeed, DeviceDelivery
+from dataio.batch.figures import EpochLine, Figures
+from dataio.batch.meter import CostsMeter
 from dataio.evaluation import Evaluation
 from dataio.excluding import find_excluded
 from dataio.opening import Openable, Opener
 from dataio.plan.dealer import Dealer
 from dataio.plan.epoch import find_sampling_groups
 from dataio.plan.exclusion import Exclusion
+from dataio.plan.history import no_field
 from dataio.plan.layout import Layout
 from dataio.plan.order import deal, deal_all, num_steps
 from dataio.plan.placement import Placements
-from dataio.plan.policies import Drawing
+from dataio.plan.policies import ByCost, ByFields, DrawsRows
 from dataio.rowlog.attempts import Setup
 from dataio.rowlog.log import RowLog
 from dataio.rows.fields import Field
 from dataio.rows.image import Image, Mask
 from dataio.rows.samples import BatchTransform, Collate, Transform
 from dataio.session import Session
-from dataio.source import Source
+from dataio.source import Shards, Source
 from dataio.source.base import costs_of
 from dataio.source.classes import Classes
-from dataio.source.wrap.growing import GrowingSource, as_growing
+from dataio.source.wrap.growing import GrowingSource
 from dataio.state.metrics import check_metrics
-from dataio.state.report import Feedback
-from dataio.state.reported import Reported
+from dataio.state.report import Feedback, Reported
 from dataio.state.resume import RunIdentity
 from dataio.store.field_reader import FieldReader
-from dataio.store.moves import Moves
+from dataio.store.moves import PoolMoves
 from dataio.store.share import Share, lay_out
 from dataio.world import World
 
@@ -59,13 +63,13 @@ class Lasting:
     """
 
     opener: Opener
-    delivery: Delivery
+    delivery: DeviceDelivery
     figures: Figures
     line: EpochLine
     first_tag: int
 
 
-class Training(Session):
+class TrainingSession(Session):
     """A session whose rows are dealt, moved between nodes, scored and delivered to be trained.
 
     Args:
@@ -104,7 +108,7 @@ class Training(Session):
         exclusion: Exclusion,
         lasting: Lasting,
         *,
-        earlier: "Training | None" = None,
+        earlier: "TrainingSession | None" = None,
     ) -> None:
         shuffle, seed = arguments.shuffle_or_local, arguments.seed
         self.layout = layout
@@ -128,7 +132,7 @@ class Training(Session):
             pinned=lasting.delivery.pinned, are_excluded=exclusion.flags, earlier=earlier,
         )  # fmt: skip
         pool, gather, figures = self.pool, self.gather, lasting.figures
-        self.moves = Moves(pool, placements, first_tag=lasting.first_tag)
+        self.moves = PoolMoves(pool, placements, first_tag=lasting.first_tag)
         self.feedback: Feedback = Feedback(
             pool.scores, pool.ids_in, rank=world.rank,
             num_lost=earlier.feedback.num_lost if earlier is not None else 0,
@@ -137,13 +141,17 @@ class Training(Session):
             self.feedback, world, arguments.importance, keeps_scores=pool.keeps_scores,
             earlier=earlier.reported if earlier is not None else None,
         )  # fmt: skip
+        policy = arguments.importance
+        goes_by_cost = isinstance(policy, ByCost) and policy.by_cost
         self.dealer = Dealer(
-            self.sampling, world=world, importance=arguments.importance, seed=seed,
+            self.sampling, world=world, importance=policy, seed=seed,
             batch_size=arguments.batch_size, drop_last=arguments.drop_last,
-            by_field=FieldReader(pool, num_samples=layout.num_samples, holds_all=shuffle.holds_all),
-            costs=costs_of(source), exclusion=exclusion, meter=Meter(pool, gather, figures),
+            by_field=FieldReader(pool, num_samples=layout.num_samples, holds_all=shuffle.holds_all)
+            if isinstance(policy, ByFields) else no_field,
+            costs=costs_of(source), exclusion=exclusion,
+            meter=CostsMeter(pool, gather, figures) if goes_by_cost else None,
         )  # fmt: skip
-        self.feed: Feed = Feed(
+        self.feed: BatchFeed = BatchFeed(
             pool, gather, lasting.delivery, figures=figures,
             take=earlier.feed.take if earlier is not None else None,
         )  # fmt: skip
@@ -151,9 +159,9 @@ class Training(Session):
     @property
     def growing(self) -> GrowingSource | None:
         """The source, if samples may come to it."""
-        return as_growing(self.source)
+        return self.source if isinstance(self.source, GrowingSource) else None
 
-    def followed_by(self, source: Source, layout: Layout) -> "Training":
+    def followed_by(self, source: Source, layout: Layout) -> "TrainingSession":
         """End this session, and begin the next, of a source that is longer or was cut. Collective.
 
         Args:
@@ -165,7 +173,7 @@ class Training(Session):
             DataioError: If the cache cannot be used.
         """
         self.close()
-        return Training(
+        return TrainingSession(
             self.arguments, self.world, source, self.fields, layout,
             self.exclusion.of(layout.num_samples), self.lasting, earlier=self,
         )  # fmt: skip
@@ -174,7 +182,7 @@ class Training(Session):
         """Count the steps of an epoch that shows every row; see `Loader.max_steps`."""
         arguments, layout, exclusion = self.arguments, self.layout, self.exclusion
         dealt = deal(layout.num_samples, layout.num_replicas)
-        if isinstance(arguments.importance, Drawing):
+        if isinstance(arguments.importance, DrawsRows):
             gone = {"num_excluded": exclusion.num_excluded} if exclusion.num_excluded else {}
             num_drawn = arguments.importance.num_drawn(layout.num_samples, **gone)
             dealt = deal(num_drawn, layout.num_replicas)
@@ -237,7 +245,7 @@ class Training(Session):
         super().close()
 
 
-def begin_training(arguments: Arguments, world: World) -> tuple[Training, RowLog | None]:
+def begin_training(arguments: Arguments, world: World) -> tuple[TrainingSession, RowLog | None]:
     """Open source and cache, and stage the rows unless training begins before. Collective.
 
     Returns:
@@ -257,16 +265,22 @@ def begin_training(arguments: Arguments, world: World) -> tuple[Training, RowLog
     layout = lay_out(source, world)
     check_batch_size(arguments.batch_size, layout)
     check_policy(arguments, source, fields)
-    check_growth(arguments, source)
-    exclusion = find_excluded(arguments.exclude, source, world)
-    check_agreement(agreed(arguments, source, fields, exclusion), world)
+    if isinstance(arguments.source, Shards) and arguments.source.grows:
+        check_growth(arguments, source)
+    exclusion = Exclusion(source.num_samples)
+    if arguments.exclude is not None:
+        exclusion = find_excluded(arguments.exclude, source, world)
+    if world.world_size > 1:
+        check_agreement(agreed(arguments, source, fields, exclusion), world)
     figures = Figures()
     lasting = Lasting(
-        opener, Delivery(find_device(arguments.device)), figures,
+        opener, DeviceDelivery(find_device(arguments.device)), figures,
         EpochLine(figures, source, world=world, metrics=metrics), world.open_channel(),
     )  # fmt: skip
     with contextlib.ExitStack() as undo:
-        training = Training(arguments, world, source, dict(fields), layout, exclusion, lasting)
+        training = TrainingSession(
+            arguments, world, source, dict(fields), layout, exclusion, lasting
+        )
         undo.callback(training.close)
         if exclusion.num_excluded and training.growing is None and not training.most_steps():
             raise ValueError(
@@ -278,16 +292,16 @@ def begin_training(arguments: Arguments, world: World) -> tuple[Training, RowLog
         # Of one that grows, nobody knows yet how many samples the first epoch has.
         if arguments.staging.when == "before" and training.growing is None:
             training.moves.stage()
-        rowlog = _open_rowlog(training)
+        rowlog = None
+        if arguments.reports.rows is not None:
+            rowlog = _open_rowlog(training, Path(arguments.reports.rows))
         undo.pop_all()
     return training, rowlog
 
 
-def _open_rowlog(training: Training) -> RowLog | None:
-    """Open the log of which rows are trained, if one is asked for. Collective."""
+def _open_rowlog(training: TrainingSession, directory: Path) -> RowLog:
+    """Open the log of which rows are trained. Collective."""
     arguments, source = training.arguments, training.source
-    if arguments.reports.rows is None:
-        return None
     shuffle, costs = arguments.shuffle_or_local, costs_of(source)
     setup = Setup(
         seed=arguments.seed, num_samples=source.num_samples, shuffle=repr(shuffle),
@@ -297,15 +311,14 @@ def _open_rowlog(training: Training) -> RowLog | None:
         fingerprint=source.fingerprint, costs="" if costs is None else digest(costs.tobytes()),
         order_version=ORDER_VERSION,
     )  # fmt: skip
-    return RowLog(Path(arguments.reports.rows), setup, costs, training.world)
+    return RowLog(directory, setup, costs, training.world)
 
 
 def identify(source: Source, arguments: Arguments) -> RunIdentity:
     """Say what a run over a source keeps, whoever goes on with it."""
-    growing = as_growing(source)
     return RunIdentity(
         arguments.seed,
         source.num_samples,
         arguments.shuffle_or_local,
-        growing.digest if growing is not None else "",
+        source.digest if isinstance(source, GrowingSource) else "",
     )

@@ -1,13 +1,13 @@
 """Look at the first epochs, and leave rows out only where that was measured to win."""
 
 from dataclasses import KW_ONLY, dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.checked import checked
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import ScoreColumn
+from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection
 from importance.keep_agreed import KeepAgreed
 from importance.schedule import check_fraction, check_refresh, run_fraction
@@ -57,6 +57,9 @@ class Auto:
     second_guess: float = 0.36
     refresh_every: int | None = 1
 
+    columns: ClassVar[tuple[ScoreColumn, ...]] = ("loss", "confidence", "correct")
+    """The last loss, and how the row was predicted."""
+
     def __post_init__(self) -> None:
         check_fraction("Auto: fraction", self.fraction, below_one=True)
         check_fraction("Auto: second_guess", self.second_guess)
@@ -66,11 +69,6 @@ class Auto:
                 "to go by"
             )
         check_refresh("Auto", self.refresh_every)
-
-    @property
-    def columns(self) -> tuple[ScoreColumn, ...]:
-        """The last loss, and how the row was predicted."""
-        return ("loss", "confidence", "correct")
 
     @property
     def by_fields(self) -> tuple[str, ...]:

@@ -1,14 +1,13 @@
 """Train rows as often as they are worth what they cost, and weigh them so that none counts less."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.checked import checked
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import QUANTUM, ScoreColumn
+from dataio.plan.history import QUANTUM, Candidates, ScoreColumn
 from dataio.plan.policies import Selection
 from importance.infobatch import MOST_LOSS
 from importance.schedule import annealing, check_fraction
@@ -71,6 +70,9 @@ class CostAware:
     debias: float = 1.0
     delta: float = 1.0
 
+    columns: ClassVar[tuple[ScoreColumn, ...]] = ("loss", "bytes")
+    """The last loss, and the bytes that a row takes."""
+
     def __post_init__(self) -> None:
         check_fraction("CostAware: budget", self.budget)
         check_fraction("CostAware: debias", self.debias)
@@ -81,11 +83,6 @@ class CostAware:
                 f"CostAware: floor is {self.floor} and budget is {self.budget}, expected 0 < floor "
                 "<= budget; 0.1 lets no row weigh more than 10"
             )
-
-    @property
-    def columns(self) -> tuple[ScoreColumn, ...]:
-        """The last loss, and the bytes that a row takes."""
-        return ("loss", "bytes")
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select the rows of one pool for an epoch. Collective where ``rows.total`` is.

@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.checked import checked
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import ScoreColumn
+from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection
 from importance.schedule import check_begins, check_fraction, check_refresh
 from importance.threshold import count_keys, lowest
@@ -45,15 +45,13 @@ class Forgetting:
     begins: int = 2
     refresh_every: int | None = 1
 
+    columns: ClassVar[tuple[ScoreColumn, ...]] = ("correct", "forgotten")
+    """How often it was forgotten, and whether it was predicted right at last."""
+
     def __post_init__(self) -> None:
         check_fraction("Forgetting: fraction", self.fraction, below_one=True)
         check_begins("Forgetting", self.begins)
         check_refresh("Forgetting", self.refresh_every)
-
-    @property
-    def columns(self) -> tuple[ScoreColumn, ...]:
-        """How often it was forgotten, and whether it was predicted right at last."""
-        return ("correct", "forgotten")
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select the rows of one pool for an epoch. Collective where ``rows.total`` is."""

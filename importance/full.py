@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.checked import checked
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import ScoreColumn
+from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection
 
 

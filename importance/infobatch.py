@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.checked import checked
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import QUANTUM, ScoreColumn
+from dataio.plan.history import QUANTUM, Candidates, ScoreColumn
 from dataio.plan.policies import Selection
 from importance.schedule import annealing, check_fraction
 from importance.threshold import lowest
@@ -42,14 +42,12 @@ class InfoBatch:
     _: KW_ONLY
     delta: float = 0.875
 
+    columns: ClassVar[tuple[ScoreColumn, ...]] = ("loss",)
+    """The last loss."""
+
     def __post_init__(self) -> None:
         check_fraction("InfoBatch: fraction", self.fraction, below_one=True)
         check_fraction("InfoBatch: delta", self.delta)
-
-    @property
-    def columns(self) -> tuple[ScoreColumn, ...]:
-        """The last loss."""
-        return ("loss",)
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select the rows of one pool for an epoch. Collective where ``rows.total`` is.

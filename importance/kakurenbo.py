@@ -3,14 +3,13 @@
 import math
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.checked import checked
-from dataio.plan.candidates import Candidates, alone
-from dataio.plan.history import ScoreColumn
+from dataio.plan.history import Candidates, ScoreColumn, alone
 from dataio.plan.policies import Selection
 from importance.schedule import check_fraction, check_refresh, run_fraction
 from importance.threshold import key_bits, loss_keys, lowest
@@ -58,6 +57,9 @@ class Kakurenbo:
     warmup_epochs: int = 1
     refresh_every: int | None = 1
 
+    columns: ClassVar[tuple[ScoreColumn, ...]] = ("loss", "confidence", "correct")
+    """The last loss, and how the row was predicted."""
+
     def __post_init__(self) -> None:
         check_fraction("Kakurenbo: fraction", self.fraction, below_one=True)
         check_fraction("Kakurenbo: tau", self.tau)
@@ -83,11 +85,6 @@ class Kakurenbo:
                 f"0 means no warm-up"
             )
         check_refresh("Kakurenbo", self.refresh_every)
-
-    @property
-    def columns(self) -> tuple[ScoreColumn, ...]:
-        """The last loss, and how the row was predicted."""
-        return ("loss", "confidence", "correct")
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select the rows of one pool for an epoch. Collective where ``rows.total`` is.

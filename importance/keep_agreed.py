@@ -1,13 +1,13 @@
 """Hide what the model, once it has learned a little, still calls wrong: for labels not trusted."""
 
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.checked import checked
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import ScoreColumn
+from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection
 from importance.schedule import check_fraction, check_refresh
 from importance.threshold import key_bits, loss_keys, lowest_of_each
@@ -51,6 +51,9 @@ class KeepAgreed:
     begins: int = 2
     refresh_every: int | None = 1
 
+    columns: ClassVar[tuple[ScoreColumn, ...]] = ("loss", "correct")
+    """The last loss, and whether the row was predicted right."""
+
     def __post_init__(self) -> None:
         check_fraction("KeepAgreed: fraction", self.fraction, below_one=True)
         if self.begins < 1:
@@ -59,11 +62,6 @@ class KeepAgreed:
                 "to go by"
             )
         check_refresh("KeepAgreed", self.refresh_every)
-
-    @property
-    def columns(self) -> tuple[ScoreColumn, ...]:
-        """The last loss, and whether the row was predicted right."""
-        return ("loss", "correct")
 
     @property
     def by_fields(self) -> tuple[str, ...]:

@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.checked import checked
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import QUANTUM, ScoreColumn
+from dataio.plan.history import QUANTUM, Candidates, ScoreColumn
 from dataio.plan.policies import Selection
 from importance.schedule import check_fraction, check_refresh
 from importance.threshold import lowest
@@ -61,7 +61,7 @@ class Learnable:
 
     Source: Mindermann et al., Prioritized Training on Points that are Learnable, Worth Learning,
     and Not Yet Learnt (RHO-loss), ICML 2022, section 3, on leaving out what is noisy. There a
-    second model tells how low a loss can get; here the row's own past does.
+    second model shows how low a loss can get; here the row's own past does.
     """
 
     fraction: float = 0.5
@@ -69,6 +69,9 @@ class Learnable:
     least_fall: float = 0.3
     begins: int = 4
     refresh_every: int | None = 4
+
+    columns: ClassVar[tuple[ScoreColumn, ...]] = ("loss", "loss_second")
+    """The last loss, and the second."""
 
     def __post_init__(self) -> None:
         check_fraction("Learnable: fraction", self.fraction, below_one=True)
@@ -79,11 +82,6 @@ class Learnable:
                 "only between two losses after a row's first epoch"
             )
         check_refresh("Learnable", self.refresh_every)
-
-    @property
-    def columns(self) -> tuple[ScoreColumn, ...]:
-        """The last loss, and the second."""
-        return ("loss", "loss_second")
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select the rows of one pool for an epoch. Collective where ``rows.total`` is."""

@@ -49,7 +49,7 @@ def find_policy(name: str) -> type[Importance]:
         kind = "a class" if isinstance(found, type) else f"a {type(found).__name__}"
         raise ValueError(
             f"importance {name!r} is {kind} without {', '.join(missing) or 'a class of its own'}, "
-            f"expected a class with {', '.join(ASKED)}, as dataio.plan.policies.Importance says; "
+            f"expected a class with {', '.join(ASKED)}, as dataio.Importance says; "
             "give it these"
         )
     return found

@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.checked import checked
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import ScoreColumn
+from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection
 from importance.schedule import annealing, check_fraction
 
@@ -36,14 +36,12 @@ class RandomPrune:
     _: KW_ONLY
     delta: float = 0.875
 
+    columns: ClassVar[tuple[ScoreColumn, ...]] = ()
+    """No reports change what it selects."""
+
     def __post_init__(self) -> None:
         check_fraction("RandomPrune: fraction", self.fraction, below_one=True)
         check_fraction("RandomPrune: delta", self.delta)
-
-    @property
-    def columns(self) -> tuple[ScoreColumn, ...]:
-        """No reports change what it selects."""
-        return ()
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select the rows of one pool for an epoch.

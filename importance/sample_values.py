@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dataio.base.digest import digest
-from dataio.plan.candidates import Total
+from dataio.base.seeding import digest
+from dataio.plan.history import Total
 
 Values = Sequence[float] | NDArray[np.generic] | Tensor
 """A number for each sample, by sample id."""

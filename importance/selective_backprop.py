@@ -1,13 +1,13 @@
 """Pass all rows forward and only some backward: the higher the loss, the likelier."""
 
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.checked import checked
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import ScoreColumn
+from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection
 from importance.schedule import check_fraction, check_refresh
 from importance.threshold import loss_keys, percentiles
@@ -38,14 +38,12 @@ class SelectiveBackprop:
     _: KW_ONLY
     refresh_every: int | None = 1
 
+    columns: ClassVar[tuple[ScoreColumn, ...]] = ("loss",)
+    """The last loss."""
+
     def __post_init__(self) -> None:
         check_fraction("SelectiveBackprop: fraction", self.fraction, below_one=True)
         check_refresh("SelectiveBackprop", self.refresh_every)
-
-    @property
-    def columns(self) -> tuple[ScoreColumn, ...]:
-        """The last loss."""
-        return ("loss",)
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select the rows of one pool for an epoch. Collective where ``rows.total`` is."""

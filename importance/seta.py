@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.checked import checked
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import ScoreColumn
+from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection
 from importance.groups import group_levels
 from importance.schedule import annealing, check_fraction
@@ -52,6 +52,9 @@ class SeTa:
     window: float = 0.5
     delta: float = 0.875
 
+    columns: ClassVar[tuple[ScoreColumn, ...]] = ("loss",)
+    """The last loss."""
+
     def __post_init__(self) -> None:
         check_fraction("SeTa: fraction", self.fraction, below_one=True)
         check_fraction("SeTa: delta", self.delta)
@@ -65,11 +68,6 @@ class SeTa:
                 f"SeTa: window is {self.window}, expected 0 < value <= 1; 0.5 shows half of the "
                 "groups"
             )
-
-    @property
-    def columns(self) -> tuple[ScoreColumn, ...]:
-        """The last loss."""
-        return ("loss",)
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select the rows of one pool for an epoch. Collective where ``rows.total`` is.

@@ -1,13 +1,13 @@
 """Hide the rows whose loss has stopped changing its course: what they taught, the model has."""
 
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.checked import checked
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import EARLIER, ScoreColumn
+from dataio.plan.history import EARLIER, Candidates, ScoreColumn
 from dataio.plan.policies import Selection
 from importance.schedule import check_refresh
 from importance.threshold import BLOCK
@@ -44,6 +44,9 @@ class StoppedLearning:
     _: KW_ONLY
     refresh_every: int | None = 1
 
+    columns: ClassVar[tuple[ScoreColumn, ...]] = EARLIER
+    """The last five losses."""
+
     def __post_init__(self) -> None:
         if not 0 < self.below < np.inf:
             raise ValueError(
@@ -51,11 +54,6 @@ class StoppedLearning:
                 "the published one for CIFAR-10"
             )
         check_refresh("StoppedLearning", self.refresh_every)
-
-    @property
-    def columns(self) -> tuple[ScoreColumn, ...]:
-        """The last five losses."""
-        return EARLIER
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select the rows of one pool for an epoch."""

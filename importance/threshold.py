@@ -3,8 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.plan.candidates import Candidates, Total
-from dataio.plan.history import QUANTUM
+from dataio.plan.history import QUANTUM, Candidates, Total
 
 DIGIT_BITS = 12
 """Bits that a round of `lowest` decides: a total of 4,096 counts, 32 KiB."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from dataio.base.checked import checked
 from dataio.base.permutation import unpermute
 from dataio.base.seeding import generator, key
-from dataio.plan.candidates import Candidates
 from dataio.plan.exclusion import Exclusion
-from dataio.plan.history import ScoreColumn
+from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection
 from importance.sample_values import (
     Values,
@@ -72,6 +71,9 @@ class Weighted:
     num_samples: int | None = None
     over: Literal["global", "pool"] = "global"
 
+    columns: ClassVar[tuple[ScoreColumn, ...]] = ()
+    """None: reports change nothing, and several ranks would report of one row."""
+
     def __post_init__(self) -> None:
         if self.num_samples is not None and self.num_samples < 1:
             raise ValueError(
@@ -84,11 +86,6 @@ class Weighted:
             object.__setattr__(self, "weights", checked_weights(weights, where="Weighted: weights"))
         if balance is not None and not isinstance(balance, str):
             object.__setattr__(self, "balance", checked_classes(balance, where="Weighted: balance"))
-
-    @property
-    def columns(self) -> tuple[ScoreColumn, ...]:
-        """None: reports change nothing, and several ranks would report of one row."""
-        return ()
 
     @property
     def by_fields(self) -> tuple[str, ...]:
@@ -163,7 +160,7 @@ class Weighted:
             return np.ones(rows.num_ids)
         if callable(given):
             weights = checked_weights(given(epoch), where=where)
-            # Arrays, which a policy's name tells apart, were compared when the loader was made
+            # Arrays, which a policy's name distinguishes, were compared when the loader was made
             check_equal(weights, rows.total, where=where)
         else:
             # An array was checked when it was given
@@ -186,8 +183,8 @@ class Weighted:
     @cached_property
     def _name(self) -> str:
         given = {"weights": self.weights, "balance": self.balance, "num_samples": self.num_samples}
-        told = [f"{name}={name_of(value)}" for name, value in given.items() if value is not None]
-        return f"Weighted({', '.join([*told, f'over={self.over!r}'])})"
+        shown = [f"{name}={name_of(value)}" for name, value in given.items() if value is not None]
+        return f"Weighted({', '.join([*shown, f'over={self.over!r}'])})"
 
     def __repr__(self) -> str:
         return self._name

@@ -28,7 +28,7 @@ class BackTables:
         num_larger: Replicas whose shares have one row more: the first ones.
         places: integer[2 * smallest + 1]: When each row leaves, ``num_leaving`` if it stays.
         leaving: int64[2 * num_leaving]: The rows that leave, in their order.
-        turns: int64[num_replicas]: By how much each replica's order is turned, in [0, its rows).
+        rotations: int64[num_replicas]: How far each order is rotated, in [0, rows of its replica).
         shifts: int64[num_leaving]: How many places on in the ring each leaving row goes, in
             (0, num_replicas).
         standing: int64[num_replicas]: Replicas in the order of the ring.
@@ -39,7 +39,7 @@ class BackTables:
     num_larger: int
     places: NDArray[np.int64]
     leaving: NDArray[np.int64]
-    turns: NDArray[np.int64]
+    rotations: NDArray[np.int64]
     shifts: NDArray[np.int64]
     standing: NDArray[np.int64]
     positions: NDArray[np.int64]
@@ -53,19 +53,19 @@ def move_back(tables: BackTables, replicas: NDArray[np.int32], rows: NDArray[np.
         replicas: int32[n]: In whose share each row is.
         rows: int32[n]: Which row of the share it is.
     """
-    smallest, larger, num_replicas = tables.smallest, tables.num_larger, len(tables.turns)
+    smallest, larger, num_replicas = tables.smallest, tables.num_larger, len(tables.rotations)
     num_leaving = len(tables.shifts)
     narrow = np.int16 if num_leaving < 1 << 15 else np.int32
     small, large = (
         tables.places[:smallest].astype(narrow), tables.places[smallest:].astype(narrow)
     )  # fmt: skip
-    # A row and the turn of its replica wrap around the share: each order stands there twice
+    # A row and the rotation of its replica wrap around the share: each order stands there twice
     places = np.concatenate([small, small, large, large])
     sizes = np.full(num_replicas, smallest)
     sizes[:larger] += 1
     starts = np.where(np.arange(num_replicas) < larger, 2 * smallest, 0)
-    bases = (starts + (sizes - tables.turns) % sizes).astype(np.int32)
-    turns = (tables.turns - sizes).astype(np.int32)
+    bases = (starts + (sizes - tables.rotations) % sizes).astype(np.int32)
+    rotations = (tables.rotations - sizes).astype(np.int32)
     leaving = tables.leaving.astype(np.int32)
     backs = (num_replicas - tables.shifts).astype(np.int32)
     standing = np.concatenate([tables.standing, tables.standing]).astype(np.int32)
@@ -77,7 +77,7 @@ def move_back(tables: BackTables, replicas: NDArray[np.int32], rows: NDArray[np.
         place = place[arrived]
         source = standing.take(positions.take(held_by[arrived]) + backs.take(place))
         is_larger = source < larger
-        found = leaving.take(place + num_leaving * is_larger) + turns.take(source)
+        found = leaving.take(place + num_leaving * is_larger) + rotations.take(source)
         # Of [-size, size) into [0, size)
         found += (found >> 31) & (smallest + is_larger)
         held_by[arrived], row[arrived] = source, found

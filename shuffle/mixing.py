@@ -59,7 +59,7 @@ def given_labels(labels: NDArray[np.integer]) -> Labels:
 
 
 @dataclass(frozen=True)
-class Look:
+class SampledNodes:
     """Which nodes' rows are looked at.
 
     Attributes:
@@ -71,7 +71,7 @@ class Look:
     homes: list[NDArray[np.int64]]
 
 
-def choose_look(layout: Layout, *, num_nodes: int, num_rows: int, seed: int) -> Look:
+def choose_look(layout: Layout, *, num_nodes: int, num_rows: int, seed: int) -> SampledNodes:
     """Draw nodes, and of pools larger than an equal part of the rows a sample of the slots.
 
     Args:
@@ -91,7 +91,7 @@ def choose_look(layout: Layout, *, num_nodes: int, num_rows: int, seed: int) -> 
         if rows < pool:
             slots = permute(slots, pool, key(seed, "slots looked at", replica=node))
         homes.append(layout.pool_start(node) + slots)
-    return Look(nodes, homes)
+    return SampledNodes(nodes, homes)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class BatchTrail:
 
 def mix(
     layout: Layout,
-    look: Look,
+    look: SampledNodes,
     labels: Labels,
     *,
     exchange: float,
@@ -175,7 +175,13 @@ def mix(
 
 
 def mix_globally(
-    layout: Layout, look: Look, labels: Labels, *, seed: int, num_epochs: int, batch_size: int
+    layout: Layout,
+    look: SampledNodes,
+    labels: Labels,
+    *,
+    seed: int,
+    num_epochs: int,
+    batch_size: int,
 ) -> Iterator[Mixing]:
     """Follow a shuffle of the whole dataset; its distances are the expected ones."""
     trail = BatchTrail(labels.fractions)
@@ -285,8 +291,8 @@ def correlation(
     """Correlate the class shares of pairs of batches, as they deviate from the dataset's.
 
     With d the vector of a batch's shares less the dataset's: the mean of the products d . d' of the
-    pairs, over the mean of d . d of all batches. 1: a batch tells its partner's classes. 0: it says
-    nothing, as with batches drawn at random.
+    pairs, over the mean of d . d of all batches. 1: a batch determines its partner's classes. 0: it
+    says nothing, as with batches drawn at random.
 
     Args:
         one: int64[..., batch]: Labels.

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from dataio.base.checked import checked
 from dataio.exchange.transfer import Parcel, Transfer
 from dataio.plan.layout import Layout
-from dataio.plan.policies import Exchange, ExchangeContext
+from dataio.plan.policies import ExchangeContext, RowExchange
 from shuffle.homes import deal
 from shuffle.plan import homes_after, leaving_slots, num_leaving, placement, trace_homes
 from shuffle.relocation import begin_moves
@@ -33,13 +34,11 @@ class Partial:
 
     exchange: float = 0.1
 
+    holds_all: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         if not 0 <= self.exchange <= 1:
             raise ValueError(f"Partial: exchange is {self.exchange}; give a fraction in [0, 1]")
-
-    @property
-    def holds_all(self) -> bool:
-        return False
 
     def num_leaving(self, layout: Layout) -> int:
         """floor(Q * floor(N/R)); 0 on a single node, whose replicas share one pool anyway."""
@@ -80,7 +79,7 @@ class Partial:
             return homes
         return homes_after(layout, homes, num_leaving=leaving, seed=seed, epoch=epoch)
 
-    def begin(self, context: ExchangeContext) -> Exchange | None:
+    def begin(self, context: ExchangeContext) -> RowExchange | None:
         """Start the epoch's exchange, spread over its steps; `progress` sends the first."""
         leaving = self.num_leaving(context.layout)
         if leaving == 0:
@@ -186,6 +185,6 @@ class Global:
         samples = self.trace(layout, homes, epoch=epoch, seed=seed, first_epoch=first_epoch)
         return deal(layout, seed=seed, epoch=epoch + 1, first_epoch=first_epoch).homes(samples)
 
-    def begin(self, context: ExchangeContext) -> Exchange | None:
+    def begin(self, context: ExchangeContext) -> RowExchange | None:
         """Start moving the rows whose node changes; None where nothing moves."""
         return begin_moves(context) if self.num_leaving(context.layout) else None

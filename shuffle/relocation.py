@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 from dataio.base.errors import ExchangeError
 from dataio.exchange.transfer import Parcel, Transfer
 from dataio.plan.history import Scores
-from dataio.plan.policies import Exchange, ExchangeContext
+from dataio.plan.policies import ExchangeContext, RowExchange
 from dataio.world import CHANNEL_TAGS, World
 from shuffle.homes import deal, plan_moves
 from shuffle.plan import chunk_step, parcel_bounds
 
 
-def begin_moves(context: ExchangeContext) -> Exchange:
+def begin_moves(context: ExchangeContext) -> RowExchange:
     """Start moving the rows whose node changes, spread over the epoch's steps."""
     layout, replica = context.layout, context.world.replica
     epochs = (context.epoch, context.epoch + 1)
@@ -69,7 +69,7 @@ def _parcels(
 
 
 class Relocation:
-    """A transfer, and rows of the node that change slot beside it; an `Exchange`.
+    """A transfer, and rows of the node that change slot beside it; an `RowExchange`.
 
     Args:
         world: All ranks.

@@ -17,7 +17,7 @@ from dataio.plan.layout import Layout
 
 
 @dataclass(frozen=True)
-class Ring:
+class ReplicaRing:
     """One epoch's ring. Nothing grows with it where all nodes are equally wide.
 
     Attributes:
@@ -34,20 +34,20 @@ class Ring:
         """int64[...]: Replicas that stand at these positions, each in [0, num_replicas)."""
         places = np.asarray(positions, np.int64)
         if self.layout.is_even:
-            turn = places // self.layout.widest
-            node = permute(turn, self.layout.num_nodes, self._stream)
-            return places + (node - turn) * self.layout.widest
+            ordinal = places // self.layout.widest
+            node = permute(ordinal, self.layout.num_nodes, self._stream)
+            return places + (node - ordinal) * self.layout.widest
         nodes, starts = self._standing
-        turn = np.searchsorted(starts, places, side="right") - 1
-        return self.layout.first_replica[nodes[turn]] + places - starts[turn]
+        ordinal = np.searchsorted(starts, places, side="right") - 1
+        return self.layout.first_replica[nodes[ordinal]] + places - starts[ordinal]
 
     def position_of(self, replicas: ArrayLike) -> NDArray[np.int64]:
         """int64[...]: Positions at which these replicas stand; the inverse of ``replica_at``."""
         numbers = np.asarray(replicas, np.int64)
         if self.layout.is_even:
             node = numbers // self.layout.widest
-            turn = unpermute(node, self.layout.num_nodes, self._stream)
-            return numbers + (turn - node) * self.layout.widest
+            ordinal = unpermute(node, self.layout.num_nodes, self._stream)
+            return numbers + (ordinal - node) * self.layout.widest
         nodes, starts = self._standing
         first = self.layout.first_replica
         node = np.searchsorted(first, numbers, side="right") - 1
@@ -97,15 +97,16 @@ class Ring:
         return nodes, np.cumsum(widths) - widths
 
 
-def make_ring(layout: Layout, *, seed: int, epoch: int) -> Ring:
+def make_ring(layout: Layout, *, seed: int, epoch: int) -> ReplicaRing:
     """Line the nodes up in the order keyed by seed and epoch."""
-    return Ring(layout, seed, epoch)
+    return ReplicaRing(layout, seed, epoch)
 
 
 def partners(layout: Layout, *, seed: int, epoch: int, chunk: int, replica: int) -> tuple[int, int]:
     """Find the two partners of a replica for one chunk.
 
-    For many chunks of one epoch ask the ``Ring``: one of uneven nodes is in memory of their number.
+    For many chunks of one epoch ask the ``ReplicaRing``: one of uneven nodes is in memory of their
+    number.
 
     Returns:
         The replica that this one sends to, and the replica that it receives from.

@@ -69,7 +69,7 @@ def plan_replica(
 
 
 @dataclass(frozen=True)
-class Traffic:
+class ExchangeTraffic:
     """What an epoch's exchange costs, for rows of one size.
 
     Attributes:
@@ -93,7 +93,7 @@ class Traffic:
     storage_bytes: int
 
 
-def count_traffic(layout: Layout, plan: ReplicaPlan, *, row_bytes: int) -> Traffic:
+def count_traffic(layout: Layout, plan: ReplicaPlan, *, row_bytes: int) -> ExchangeTraffic:
     """Count what a plan moves; it is the same on every replica.
 
     Args:
@@ -104,7 +104,7 @@ def count_traffic(layout: Layout, plan: ReplicaPlan, *, row_bytes: int) -> Traff
     crossing = crossing_fraction(layout)
     # The room that a node's cache has for arrivals: of this epoch, and of the one before
     spare = 2 * plan.num_leaving * layout.widest
-    return Traffic(
+    return ExchangeTraffic(
         num_leaving=plan.num_leaving,
         crossing_fraction=crossing,
         steps=plan.steps,

@@ -61,7 +61,9 @@ def make_gather(
     What was refused while they were staged is found again as they are decoded.
     """
     seen: Any = copy.copy(pool)
-    seen.fields, seen.repair, seen.raise_refused = fields, repair, lambda _: None
+    seen.fields, seen.repair = fields, repair
+    seen.checked_source = copy.copy(pool.checked_source)
+    seen.checked_source.refused = []
     if timeout_s is not None:
         seen.world = copy.copy(pool.world)
         seen.world.timeout_s = timeout_s

@@ -36,10 +36,10 @@ from scipy.stats import spearmanr
 from tests.lab.cluster import Lab
 from tests.slowfs import ROOT, slowfs
 from tonari.bench.loader.launch import mpiexec
-from tonari.oracle.cluster.cluster import Cluster, Level, Storage
+from tonari.oracle.cluster.cluster import Cluster, Level, StorageRates
 from tonari.oracle.cluster.probed import cluster_of
 from tonari.oracle.paradl import Link, link_across, price, probed_link
-from tonari.oracle.plan import EpochPlan, plan_step
+from tonari.oracle.plan import PlannedEpoch, plan_step
 from tonari.oracle.probe.probe import Probe, load_probe
 from tonari.trainer.config.config import load_config
 from tonari.trainer.run.build import lay_out
@@ -124,7 +124,7 @@ class Case:
             Level(name="node", units=1),
             Level(name="switch", units=RANKS, gbyte_s=rate, latency_us=latency_us),
         )
-        storage = Storage(read_gbyte_s=self.source_mb_s / 1e3 if self.source_mb_s else None)
+        storage = StorageRates(read_gbyte_s=self.source_mb_s / 1e3 if self.source_mb_s else None)
         return Cluster(name="lab", level=levels, storage=storage)
 
 
@@ -227,7 +227,7 @@ class Study:
         """Read the probe of the machine of a round."""
         return load_probe(self._probe_of(0, number))
 
-    def plan(self, case: Case, number: int, *, probed: bool = False) -> EpochPlan:
+    def plan(self, case: Case, number: int, *, probed: bool = False) -> PlannedEpoch:
         """Predict a case by the probe of a round.
 
         Args:

@@ -30,9 +30,9 @@ from dataio import Int, Loader, NodeCache, Reports, Workers
 from dataio.source import open_source
 from dataio.store.streaming import Streaming
 from tests.slowfs import slowfs
-from tonari.oracle.cluster.cluster import Cluster, Level, Storage
+from tonari.oracle.cluster.cluster import Cluster, Level, StorageRates
 from tonari.oracle.feeds import lay_rows
-from tonari.oracle.plan import EpochPlan, plan_step
+from tonari.oracle.plan import PlannedEpoch, plan_step
 from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.probe.pieces import count_pieces
 from tonari.oracle.probe.probe import Probe, step_settings
@@ -163,7 +163,7 @@ class Plans:
         self.data = DataTimes(
             readers=1, num_rows=ROWS, evaluated_rows=0, row_bytes=base.row_bytes,
             source_row_bytes=base.source_row_bytes, batch_s=1e-3, batch_cores=1.0,
-            staging_bytes_per_s=1e12, turn_s=0.0, write_bytes_per_s=0.0,
+            staging_bytes_per_s=1e12, epoch_end_s=0.0, write_bytes_per_s=0.0,
             pieces=count_pieces(opened, FIELDS, source_row_bytes=base.source_row_bytes),
             guessed_row_bytes=opened.total_bytes / opened.num_samples,
         )  # fmt: skip
@@ -183,10 +183,10 @@ class Plans:
             guessed_row_bytes=self.data.guessed_row_bytes,
         )  # fmt: skip
 
-    def epoch(self, rate: float, *, quota: int | None = None) -> EpochPlan:
+    def epoch(self, rate: float, *, quota: int | None = None) -> PlannedEpoch:
         """Plan an epoch by the source's rate, in 1e6 bytes/s."""
         config = self._config(quota)
-        storage = Storage(read_gbyte_s=rate / 1e3)
+        storage = StorageRates(read_gbyte_s=rate / 1e3)
         cluster = Cluster(name="slow", level=(Level(name="node", units=1),), storage=storage)
         probe = replace(self._probe, settings=step_settings(config))
         epoch = plan_step(config, probe, cluster=cluster).epoch

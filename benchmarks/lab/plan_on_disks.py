@@ -30,12 +30,12 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from benchmarks.lab.plan_of_epochs import MEMORY_GBYTE_S, RANKS, SETTINGS, TIMEOUT_S
-from dataio.store.files.fetch import MEMORY_FRACTION
+from dataio.store.files.reader import MEMORY_FRACTION
 from tests.slowfs import ROOT
 from tonari.bench.loader.launch import mpiexec
-from tonari.oracle.cluster.cluster import Cluster, Host, Level, Storage
+from tonari.oracle.cluster.cluster import Cluster, Host, Level, StorageRates
 from tonari.oracle.feeds import lay_rows
-from tonari.oracle.plan import EpochPlan, plan_step
+from tonari.oracle.plan import PlannedEpoch, plan_step
 from tonari.oracle.probe.probe import load_probe
 from tonari.trainer.config.config import load_config
 
@@ -186,7 +186,7 @@ class Study:
     def _probe(self, number: int) -> Path:
         return self._out / f"probe-{number}.json"
 
-    def _plan(self, rate_mb_s: float, run: dict[str, Any]) -> tuple[EpochPlan, float]:
+    def _plan(self, rate_mb_s: float, run: dict[str, Any]) -> tuple[PlannedEpoch, float]:
         """Predict a case by the probe of its round; and the bytes that a node reads in an epoch.
 
         A node is taken to have the memory that is left for its rows, and what a loader would not
@@ -199,7 +199,7 @@ class Study:
             Level(name="node", units=1),
             Level(name="switch", units=RANKS, gbyte_s=MEMORY_GBYTE_S, latency_us=0),
         )
-        storage = Storage(disk_read_gbyte_s=rate_mb_s / 1e3 if rate_mb_s else None)
+        storage = StorageRates(disk_read_gbyte_s=rate_mb_s / 1e3 if rate_mb_s else None)
         config = load_config(self._settings, [f"data.train={self._shards}/*.parquet"])
         cluster = Cluster(name="disks", level=levels, host=host, storage=storage)
         epoch = plan_step(config, found, cluster=cluster, cores_of=(0,) * RANKS).epoch

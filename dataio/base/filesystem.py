@@ -1,15 +1,18 @@
-"""Tell on which filesystem a path lies, and choose a cache directory that is the node's own."""
+"""Find on which filesystem a path lies, and choose a cache directory that is the node's own."""
 
+import contextlib
+import errno
 import logging
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from dataio.base.cgroup import memory_room
-from dataio.base.errors import CacheError, SharedFilesystemError
-from dataio.base.location import check_path
+from dataio.base.errors import CacheError, DamagedCacheError, SharedFilesystemError
+from dataio.base.location import bare
 from dataio.base.own import check_root
 
 log = logging.getLogger(__name__)
@@ -255,3 +258,45 @@ def _create(directory: Path) -> None:
             f"cache directory {directory} is not writable for user {os.getuid()}; make it writable "
             "or give another directory (cache=..., TONARI_CACHE)"
         )
+
+
+def check_path(path: object, where: str) -> None:
+    """Refuse a URL where only a path can be: it would become a file's name.
+
+    Raises:
+        ValueError: If it is one.
+    """
+    if "://" in (text := str(path)):
+        raise ValueError(
+            f"{where} is {bare(text)}, found a URL, expected a path that this node sees; give one, "
+            "and copy from or to the URL by other means"
+        )
+
+
+@contextlib.contextmanager
+def named(directory: Path, doing: str) -> Iterator[None]:
+    """Turn an error of the disk within into a `CacheError` with directory and cure."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            cure = "free some space or give another directory (cache=..., TONARI_CACHE)"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            cure = "make it writable or give another directory (cache=..., TONARI_CACHE)"
+        else:
+            cure = "look at the disk; removing the directory makes the next run stage again"
+        raise CacheError(f"{directory}: could not {doing}: {error}; {cure}") from error
+
+
+@contextlib.contextmanager
+def readable(directory: Path, name: str) -> Iterator[None]:
+    """Turn what does not have the form that the cache wrote into a `DamagedCacheError`."""
+    try:
+        yield
+    # Arrow's errors of form are ValueErrors too.
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedCacheError(
+            f"{directory}: {name} is damaged ({error}), expected what this cache wrote; "
+            f"run `tonari cache verify {directory}`, which finds its rows again, or "
+            "remove the directory, and the next run stages it again"
+        ) from error

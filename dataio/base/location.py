@@ -49,19 +49,6 @@ def bare_within(document: Any) -> Any:
     return bare(document) if isinstance(document, str) else document
 
 
-def check_path(path: object, where: str) -> None:
-    """Refuse a URL where only a path can be: it would become a file's name.
-
-    Raises:
-        ValueError: If it is one.
-    """
-    if "://" in (text := str(path)):
-        raise ValueError(
-            f"{where} is {bare(text)}, found a URL, expected a path that this node sees; give one, "
-            "and copy from or to the URL by other means"
-        )
-
-
 def shown(text: str) -> str:
     """Write a text with each URL in it as its name."""
     return _URL.sub(_bare_before_closing, text) if "://" in text else text

@@ -66,13 +66,13 @@ def permute_each(index: ArrayLike, n: int, streams: Sequence[Key]) -> NDArray[np
     for start in range(0, len(streams), at_once):
         # uint64[ROUNDS, streams]
         keys = _keys_of_each(streams[start : start + at_once])
-        network = _Network(n, keys[:, :, None])
+        network = _FeistelNetwork(n, keys[:, :, None])
         values = network(
             np.broadcast_to(places.astype(network.dtype), (keys.shape[1], len(places)))
         )
         outside = np.nonzero(values >= n)
         while len(outside[0]):
-            again = _Network(n, keys[:, outside[0]])(values[outside])
+            again = _FeistelNetwork(n, keys[:, outside[0]])(values[outside])
             values[outside] = again
             outside = tuple(part[again >= n] for part in outside)
         result[start : start + at_once] = values
@@ -94,7 +94,7 @@ def _walk(index: ArrayLike, n: int, stream: Key, *, inverse: bool) -> NDArray[np
     if places.size <= FEW:
         found = [_walk_one(place, n, stream, inverse=inverse) for place in places.ravel().tolist()]
         return np.array(found, np.int64).reshape(places.shape)
-    network = _Network(n, _round_keys(stream))
+    network = _FeistelNetwork(n, _round_keys(stream))
     flat = places.ravel()
     result = np.empty(flat.shape, np.int64)
     for start in range(0, len(flat), BLOCK):
@@ -140,7 +140,7 @@ def _mix(x: int) -> int:
 
 
 def _walk_one(x: int, n: int, stream: Key, *, inverse: bool) -> int:
-    """Map one place as `_Network` does, in plain numbers."""
+    """Map one place as `_FeistelNetwork` does, in plain numbers."""
     rows = math.isqrt(n - 1) + 1
     sizes, keys = (rows, -(-n // rows)), _few_keys(stream)
     narrow = rows <= 1 << 16
@@ -160,7 +160,7 @@ def _walk_one(x: int, n: int, stream: Key, *, inverse: bool) -> int:
             return x
 
 
-class _Network:
+class _FeistelNetwork:
     """A generalised Feistel network over [0, a * b), a and b near the root of n.
 
     So few places lie outside [0, n) that hardly any is walked on: fewer than a of them. In words of

@@ -4,7 +4,7 @@ import sys
 import time
 
 
-class Progress:
+class ProgressBar:
     """Counts up to a total and shows it, with rate and time left, once work has lasted two seconds.
 
     Args:

@@ -1,26 +1,24 @@
 """Located rows -> the values of a batch: copy, decode, transform, row by row, on any thread.
 
-A `Job` is a batch being made. `prepare` allocates, `run` fills any range of rows, `complete` does
-what only the loader's own thread may, `finish` closes. Threads that run the same job fill different
-rows; nothing else is shared but the list of bad rows.
+A `BatchJob` is a batch being made. `prepare` allocates, `run` fills any range of rows, `complete`
+does what only the loader's own thread may, `finish` closes. Threads that run the same job fill
+different rows; nothing else is shared but the list of bad rows.
 """
 
 from collections.abc import Mapping
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import FieldError, WorkerError
 from dataio.batch.fill import Filler
 from dataio.batch.global_generators import globals_kept
-from dataio.batch.job import Job, Work, num_rows
-from dataio.batch.stack import Columns, Form, blank, forms
-from dataio.batch.watch import ROWS_LOOKED_AT, How, Watch
+from dataio.batch.job import BatchJob, BatchWork, num_rows
+from dataio.batch.stack import Form, StackedColumns, blank, forms
+from dataio.batch.watch import ROWS_LOOKED_AT, How, TransformWatch
 from dataio.rows.fields import Field
 from dataio.rows.samples import (
-    Array,
     AsList,
     NothingDecodesError,
     OnError,
@@ -43,7 +41,11 @@ class Assembler:
         seed: The run's seed.
         on_error: What to do with a row that does not decode.
         trusts_pictures: Whether pictures that were refused while staging are decoded all the same.
-        watch: Looks at what the transform draws from.
+        watch: Looks at what the transform draws from, if there is one.
+
+    Attributes:
+        filler: Copies and decodes the fields.
+        by_row: Whether rows are worked on one by one: only where that takes time.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Assembler:
         seed: int,
         on_error: OnError,
         trusts_pictures: bool = False,
-        watch: Watch,
+        watch: TransformWatch | None,
     ) -> None:
         self._fields = fields
         self._ring = ring
@@ -65,7 +67,7 @@ class Assembler:
         self._keep_samples = keep_samples
         self._seed = seed
         self._watch = watch
-        self._filler = Filler(
+        self.filler = Filler(
             reader,
             fields,
             ring=ring,
@@ -74,62 +76,55 @@ class Assembler:
             trusts_pictures=trusts_pictures,
         )
         self._forms: dict[str, Form | None] | None = None
-        # Rows are only worked on one by one where that takes time.
-        self.by_row = transform is not None or keep_samples or self._filler.decodes
+        self.by_row = transform is not None or keep_samples or self.filler.decodes
 
-    def gather_small(self, position: NDArray[np.int64]) -> dict[str, Array]:
-        """Copy the small fixed fields of positions of any shape: dtype[*position.shape, *shape]."""
-        return self._filler.gather_small(position)
-
-    def plain_columns(self) -> dict[str, Array] | None:
-        """The large fixed fields, if a batch is nothing but copies of fixed fields; or None."""
-        return None if self.by_row else self._filler.plain_columns()
-
-    def prepare(self, work: Work) -> Job:
+    def prepare(self, work: BatchWork) -> BatchJob:
         """Allocate what a batch needs."""
-        job = self._filler.prepare(work)
+        job = self.filler.prepare(work)
         if self._keep_samples:
             job.samples = [None] * num_rows(job)
-        elif self._transform is not None or self._filler.own:
+        elif self._transform is not None or self.filler.own:
             maker = "transform" if self._transform is not None else "decode"
-            job.results = Columns(self._ring, work.located.sample_id, maker=maker)
+            job.results = StackedColumns(self._ring, work.located.sample_id, maker=maker)
         if self._transform is not None:
             self._look(job)
         return job
 
-    def _look(self, job: Job) -> None:
+    def _look(self, job: BatchJob) -> None:
         """Transform the first rows of some batches here: what does the transform draw from?"""
-        how = self._watch.plan()
+        watch = self._watch
+        assert watch is not None
+        how = watch.plan()
         for row in range(min(ROWS_LOOKED_AT, num_rows(job)) if how == "look" else 0):
-            self._filler.fill(job, row, row + 1)
+            self.filler.fill(job, row, row + 1)
             job.done = row + 1
             self._add_rows(job, row, row + 1, "look")
-            if self._watch.draws:
+            if watch.draws:
                 how = "seeded"
                 break
         job.here = how == "seeded"
 
-    def _nothing_decodes(self, job: Job, why: str) -> NothingDecodesError:
+    def _nothing_decodes(self, job: BatchJob, why: str) -> NothingDecodesError:
         return NothingDecodesError(
             f"step {job.work.step}: none of its {num_rows(job)} rows decodes, expected one at "
             f"least {why}; look at the source"
         )
 
-    def run(self, job: Job, start: int, stop: int) -> None:
+    def run(self, job: BatchJob, start: int, stop: int) -> None:
         """Fill the rows [start, stop); any thread may call it."""
         start = max(start, job.done)
         if start < stop:
-            self._filler.fill(job, start, stop)
+            self.filler.fill(job, start, stop)
             if not job.here:
                 self._add_rows(job, start, stop, "free")
 
-    def complete(self, job: Job) -> None:
+    def complete(self, job: BatchJob) -> None:
         """Transform what `run` has left to the loader's own thread; when all rows are filled."""
         if job.here:
             with globals_kept():
                 self._add_rows(job, job.done, num_rows(job), "seeded")
 
-    def _add_rows(self, job: Job, start: int, stop: int, how: How) -> None:
+    def _add_rows(self, job: BatchJob, start: int, stop: int, how: How) -> None:
         """Make samples of rows that are filled, and write them where the batch has them."""
         if job.samples is None and job.results is None:
             return
@@ -144,53 +139,54 @@ class Assembler:
             elif job.samples is not None:
                 job.samples[row] = cast("Sample", sample)
 
-    def _made(self, job: Job, row: int, how: How) -> Mapping[str, object] | None:
+    def _made(self, job: BatchJob, row: int, how: How) -> Mapping[str, object] | None:
         """Make a row's sample, or what of it is not in the batch yet; None if it is refused."""
         if self._transform is None and not self._keep_samples:
-            return {name: job.values[name][row] for name in self._filler.own}
+            return {name: job.values[name][row] for name in self.filler.own}
         sample = self._sample(job, row)
         return sample if self._transform is None else self._transformed(job, row, sample, how)
 
-    def _sample(self, job: Job, row: int) -> Sample:
+    def _sample(self, job: BatchJob, row: int) -> Sample:
         sample: Sample = {name: job.values[name][row] for name in self._fields}
-        for name in self._filler.decoded:
+        for name in self.filler.decoded:
             value = sample[name]
             assert isinstance(value, np.ndarray)
             sample[name] = value.transpose(2, 0, 1)
-        for name in self._filler.own:
+        for name in self.filler.own:
             value = sample[name]
             if isinstance(value, AsList):
                 sample[name] = value.value  # type: ignore[assignment]
         return sample
 
     def _transformed(
-        self, job: Job, row: int, sample: Sample, how: How
+        self, job: BatchJob, row: int, sample: Sample, how: How
     ) -> Mapping[str, object] | None:
         """Transform a sample; None if the transform refuses it, and it becomes padding."""
         assert self._transform is not None
+        assert self._watch is not None
         epoch, sample_id = job.work.epoch, int(job.work.located.sample_id[row])
         stream = job.work.key_of(row, self._seed)
         varying: dict[str, object] = {}
-        if self._filler.varying and job.results is not None:
+        if self.filler.varying and job.results is not None:
             # What of these comes back as it is goes into a list. It may be changed in place.
             varying = {
                 name: sample[name]
-                for name in self._filler.varying
-                if name not in self._filler.own or isinstance(job.values[name][row], AsList)
+                for name in self.filler.varying
+                if name not in self.filler.own or isinstance(job.values[name][row], AsList)
             }
         try:
             changed = self._watch.call(self._transform, sample, stream, how)
         except FieldError as error:
             refused = FieldError(f"transform: sample {sample_id}, epoch {epoch}: {error}")
             refused.__cause__ = error
-            self._filler.refuse(job, row, refused)
+            self.filler.refuse(job, row, refused)
             return None
         except Exception as error:
             raise WorkerError(
                 f"transform: sample {sample_id}, epoch {epoch}: raised {type(error).__name__}: "
                 f"{error}, expected the sample; repair it, or let it raise FieldError, which "
                 'on_error="skip" passes over',
-                about=self._filler.about(job, row),
+                about=self.filler.about(job, row),
             ) from error
         if not isinstance(changed, Mapping):
             raise FieldError(
@@ -204,16 +200,16 @@ class Assembler:
             for name, value in changed.items()
         }
 
-    def finish(self, job: Job) -> dict[str, Value]:
+    def finish(self, job: BatchJob) -> dict[str, Value]:
         """Give the values by field; bad rows hold what a good one holds."""
-        values = {} if self._transform is not None else self._filler.values(job)
+        values = {} if self._transform is not None else self.filler.values(job)
         if job.results is not None:
             values |= self._results(job, job.results)
         if job.work.bad:
             _cover(values, job.work.bad, num_rows(job))
         return values
 
-    def _results(self, job: Job, results: Columns) -> dict[str, Value]:
+    def _results(self, job: BatchJob, results: StackedColumns) -> dict[str, Value]:
         """Give what the rows were made into; of a batch without any, as of the batch before it."""
         if results.values or not len(job.work.bad):
             self._forms = forms(results.values)
@@ -222,7 +218,7 @@ class Assembler:
             raise self._nothing_decodes(job, "to see what becomes of it")
         return blank(self._forms, num_rows(job))
 
-    def samples(self, job: Job) -> list[Sample]:
+    def samples(self, job: BatchJob) -> list[Sample]:
         """Give the samples that decoded, for a collate; padding repeats the first of them."""
         assert job.samples is not None
         good = next((sample for sample in job.samples if sample is not None), None)

@@ -1,13 +1,20 @@
-"""What a loader measures about itself: a few numbers a batch, spread over ranks once an epoch."""
+"""What a loader measures about itself: a few numbers a batch, spread over ranks once an epoch.
+
+`EpochLine` brings all ranks' together, and writes them to the file of metrics.
+"""
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dataio.source import Source
+from dataio.state.metrics import add_figures
+from dataio.world import World
 
 PER_DOUBLING = 8
 """Buckets of a histogram for each doubling: percentiles are right within 7 %."""
@@ -46,7 +53,7 @@ class Figures:
 
     batches: int = 0
     rows: int = 0
-    turn_s: float = 0.0
+    epoch_end_s: float = 0.0
     exchanged_rows: int = 0
     exchanged_bytes: int = 0
     exchange_messages: int = 0
@@ -92,21 +99,17 @@ class Figures:
         self.batches += 1
         self.rows += rows
 
-    def add_step(self, duration_s: float) -> None:
-        """Count what the caller did between two batches."""
-        self.steps.add(duration_s)
-
-    def end_epoch(self, *, source_bytes: int) -> "EpochFigures":
+    def end_epoch(self, *, source_bytes: int) -> "RankFigures":
         """Say what came since the last call."""
         figures = self.epoch_so_far(source_bytes=source_bytes)
         self._ended = self._now(source_bytes)
         return figures
 
-    def epoch_so_far(self, *, source_bytes: int) -> "EpochFigures":
+    def epoch_so_far(self, *, source_bytes: int) -> "RankFigures":
         """Say what came since the last call of `end_epoch`."""
         now = zip(self._now(source_bytes), self._ended, strict=True)
         duration_s, wait_s, rows, source, padded = (a - b for a, b in now)
-        return EpochFigures(duration_s, wait_s, int(rows), int(source), int(padded))
+        return RankFigures(duration_s, wait_s, int(rows), int(source), int(padded))
 
     def _now(self, source_bytes: int) -> tuple[float, float, int, int, int]:
         return time.perf_counter(), self.waits.total_s, self.rows, source_bytes, self.padded
@@ -136,7 +139,7 @@ ADDED_UP = ("duration_s", "samples", "skipped_rows", "source_bytes", "wait_mean_
 
 
 @dataclass(frozen=True)
-class EpochFigures:
+class RankFigures:
     """One epoch on one rank, as the ranks send them to one another at its end.
 
     Attributes:
@@ -165,7 +168,7 @@ def summarise(
     first_step: int = 0,
     earlier: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """Turn float64[world_size, 5] of all ranks' `EpochFigures` into one epoch's line.
+    """Turn float64[world_size, 5] of all ranks' `RankFigures` into one epoch's line.
 
     A *straggler* is the rank that made the others wait: under synchronous training all take as long
     as the slowest, who waits most for its batches.
@@ -198,3 +201,72 @@ def summarise(
             line[name] += earlier[name]
     line["samples_per_s"] = line["samples"] / max(line["duration_s"], 1e-9)
     return line
+
+
+class EpochLine:
+    """Sums up the running epoch over all ranks.
+
+    Args:
+        figures: What this rank measures.
+        source: What it reads is counted.
+        world: All ranks; rank 0 writes.
+        metrics: The file that gets a line an epoch; None: no file does.
+
+    Attributes:
+        last: The line of the last epoch that ended, empty before.
+        num_padded: Rows of all ranks that became padding in the part of it that this start trained.
+    """
+
+    def __init__(
+        self, figures: Figures, source: Source, *, world: World, metrics: Path | None
+    ) -> None:
+        self._figures = figures
+        self._source = source
+        self._world = world
+        self._metrics = metrics
+        self.last: dict[str, float] = {}
+        self.num_padded = 0
+        self._epoch = self._first_step = 0
+        self._earlier: Mapping[str, float] | None = None
+
+    def begin(
+        self, epoch: int, *, num_steps: int, earlier: Mapping[str, float] | None = None
+    ) -> None:
+        """Take notice that an epoch begins, or goes on.
+
+        Args:
+            epoch: The epoch.
+            num_steps: Its steps that were trained before, which the line leaves out.
+            earlier: Their line, where a save kept it: then the line includes them.
+        """
+        self._epoch, self._earlier = epoch, earlier or None
+        self._first_step = 0 if earlier else num_steps
+
+    def end(self) -> RankFigures:
+        """Take notice that the epoch ends, and return this rank's part of its line."""
+        return self._figures.end_epoch(source_bytes=self._source.bytes_read)
+
+    def write(
+        self, mine: RankFigures, doing: str, *, stats: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """Bring the ranks' figures of the epoch together; rank 0 writes for all. Collective.
+
+        Args:
+            mine: This rank's, as `end` returned them.
+            doing: What the ranks meet for, for messages.
+            stats: Returns rank 0's figures since construction.
+        """
+        self.last = self._sum_up(mine, doing)
+        self._earlier = None
+        if self._world.rank == 0 and self._metrics is not None:
+            add_figures(self._metrics, self.last | {"rank_0": stats()})
+
+    def so_far(self) -> dict[str, float]:
+        """Make the running epoch's line up to now. Collective."""
+        mine = self._figures.epoch_so_far(source_bytes=self._source.bytes_read)
+        return self._sum_up(mine, "add up the epoch so far")
+
+    def _sum_up(self, mine: RankFigures, doing: str) -> dict[str, float]:
+        ranks = self._world.allgather_array(mine.to_array(), doing=doing)
+        self.num_padded = int(ranks[:, -1].sum())
+        return summarise(self._epoch, ranks, first_step=self._first_step, earlier=self._earlier)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import About, FieldError
 from dataio.base.seeding import key, uniform
-from dataio.batch.job import Job, Pictures, Work
+from dataio.batch.job import BatchJob, BatchWork, Pictures
 from dataio.rows.decode import check_decodes, decode_image, image_shape, store_pixels
 from dataio.rows.fields import Decodes, Field, Text, Tokens
 from dataio.rows.image import Image, Mask
@@ -89,12 +89,13 @@ class Filler:
             return None
         return {name: self._reader.column(number) for number, name in self._large}
 
-    def prepare(self, work: Work) -> Job:
+    def prepare(self, work: BatchWork) -> BatchJob:
         """Allocate what a batch needs."""
         located, num_rows = work.located, len(work.located.position)
         reader = work.reader or self._reader
-        job = Job(work, dict(work.small), [], [], [])
-        self._refuse_replaced(job, reader)
+        job = BatchJob(work, dict(work.small), [], [], [])
+        if self._replaced:
+            self._refuse_replaced(job, reader)
         for number, name in self._large:
             column = reader.column(number)
             out = self._ring.take((num_rows, *column.shape[1:]), column.dtype)
@@ -116,7 +117,7 @@ class Filler:
             job.draws = uniform(stream, work.occurrences, NUM_DRAWS).tolist()
         return job
 
-    def _refuse_replaced(self, job: Job, reader: RowReader) -> None:
+    def _refuse_replaced(self, job: BatchJob, reader: RowReader) -> None:
         """Refuse the rows whose pictures did not decode when they were staged."""
         for number, column in self._replaced:
             position = job.work.located.position
@@ -131,7 +132,7 @@ class Filler:
                     ),
                 )
 
-    def _variable(self, job: Job, name: str, data: list[memoryview]) -> Value:
+    def _variable(self, job: BatchJob, name: str, data: list[memoryview]) -> Value:
         kind = self._fields[name]
         if isinstance(kind, Image | Mask):
             return self._image(job, name, kind, data)
@@ -144,7 +145,7 @@ class Filler:
             return [None] * len(data)
         return [piece.tobytes() for piece in data]
 
-    def _text(self, job: Job, name: str, data: list[memoryview]) -> list[str]:
+    def _text(self, job: BatchJob, name: str, data: list[memoryview]) -> list[str]:
         texts = []
         for row, piece in enumerate(data):
             try:
@@ -180,7 +181,7 @@ class Filler:
             target[start : start + len(cut)] = cut
         return out
 
-    def _image(self, job: Job, name: str, kind: Image | Mask, data: list[memoryview]) -> Array:
+    def _image(self, job: BatchJob, name: str, kind: Image | Mask, data: list[memoryview]) -> Array:
         size = kind.out if kind.out is not None else self._sizes.get(name)
         if size is None:
             size = self._sizes[name] = self._first_size(job, name, kind, data)
@@ -189,7 +190,9 @@ class Filler:
         # uint8[batch, channels, height, width], channels last in memory
         return out[..., 0] if isinstance(kind, Mask) else out.transpose(0, 3, 1, 2)
 
-    def _first_size(self, job: Job, name: str, kind: Image | Mask, data: list[memoryview]) -> Size:
+    def _first_size(
+        self, job: BatchJob, name: str, kind: Image | Mask, data: list[memoryview]
+    ) -> Size:
         for row, piece in enumerate(map(_unmarked, data)):
             try:
                 return image_shape(piece, where=_where(job, row, name), upright=kind.upright)
@@ -200,7 +203,7 @@ class Filler:
             "expected one at least to see their size; look at the source"
         )
 
-    def fill(self, job: Job, start: int, stop: int) -> None:
+    def fill(self, job: BatchJob, start: int, stop: int) -> None:
         """Copy and decode the rows [start, stop)."""
         position = job.work.located.position[start:stop]
         for column, out in job.copies:
@@ -215,7 +218,9 @@ class Filler:
                 if row not in job.work.bad:
                     job.values[name][row] = self._decoded(job, row, name, own, data[row])  # type: ignore[assignment]
 
-    def _decoded(self, job: Job, row: int, name: str, kind: Decodes, data: memoryview) -> object:
+    def _decoded(
+        self, job: BatchJob, row: int, name: str, kind: Decodes, data: memoryview
+    ) -> object:
         where = _where(job, row, name)
         try:
             value = kind.decode(data.toreadonly(), where)
@@ -235,7 +240,7 @@ class Filler:
             return AsList(_kept(value.value))
         return _kept(value)
 
-    def _decode(self, job: Job, row: int, pictures: Pictures) -> None:
+    def _decode(self, job: BatchJob, row: int, pictures: Pictures) -> None:
         name, kind, data, out = pictures
         where = _where(job, row, name)
         draws = job.draws[row] if job.draws is not None else MIDDLE
@@ -262,19 +267,19 @@ class Filler:
                 check_decodes(data[len(WORDS) :], kind, where=where)
             decode_image(data[len(WORDS) :], out, kind, draws, where=where)
 
-    def refuse(self, job: Job, row: int, error: FieldError) -> None:
+    def refuse(self, job: BatchJob, row: int, error: FieldError) -> None:
         """Raise what is wrong with a row, or leave the row to become padding."""
         if self._on_error == "raise":
             raise error.knowing(self.about(job, row)) from error.__cause__
         with self._lock:
             job.work.bad |= {row}
 
-    def about(self, job: Job, row: int) -> About:
+    def about(self, job: BatchJob, row: int) -> About:
         """Name the sample of a row, for an error."""
         key = "" if self._key is None else str(job.values[self._key][row])
         return About(int(job.work.located.sample_id[row]), key)
 
-    def values(self, job: Job) -> dict[str, Value]:
+    def values(self, job: BatchJob) -> dict[str, Value]:
         """Give the filled fields by name, images with their channels first."""
         values = {name: job.values[name] for name in self._fields}
         for name in self.decoded:
@@ -289,7 +294,7 @@ def _unmarked(data: memoryview) -> memoryview:
     return data[len(WORDS) :] if data[: len(WORDS)] == WORDS else data
 
 
-def _where(job: Job, row: int, name: str) -> str:
+def _where(job: BatchJob, row: int, name: str) -> str:
     return f"sample {job.work.located.sample_id[row]}, field {name!r}"
 
 

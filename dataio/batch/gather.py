@@ -20,13 +20,13 @@ from dataio.arguments import Arguments
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import DataioError, FieldError
 from dataio.batch.assemble import Assembler
-from dataio.batch.job import Job, Work
+from dataio.batch.job import BatchJob, BatchWork
 from dataio.batch.lookup import Lookup, Pending, Pick
 from dataio.batch.prefetch import Prefetcher
 from dataio.batch.process_transform import Made, Recipe, WorkerProcesses
 from dataio.batch.shape import Shaper
 from dataio.batch.verify import RowVerifier
-from dataio.batch.watch import How, Watch
+from dataio.batch.watch import How, TransformWatch
 from dataio.rows.samples import Batch, NothingDecodesError, Sample, Value
 from dataio.source.base import place_of
 from dataio.store.files.fetch import Fetcher
@@ -44,7 +44,7 @@ class Unfinished(NamedTuple):
         how: Its ``collate`` and ``batch_transform`` are called.
     """
 
-    job: Job
+    job: BatchJob
     pending: Pending
     how: How
 
@@ -67,6 +67,9 @@ class Gather:
         pinned: Make batches in memory that a GPU copies from without waiting.
         are_excluded: int64[n] samples -> bool[n]: whether no epoch shows them, so that nobody minds
             what is wrong with their pictures.
+
+    Attributes:
+        shaper: Puts batches together.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class Gather:
         transform, collate, seed = arguments.transform, arguments.collate, arguments.seed
         trusts_pictures = arguments.staging.check == "none"
         self._cache = cache
-        self._begin = partial(pool.raise_refused, are_excluded)
+        self._begin = partial(pool.checked_source.raise_refused, are_excluded)
         self._place_of = partial(place_of, pool.source)
         self._fields = fields
         self._batch_transform = arguments.batch_transform
@@ -99,14 +102,14 @@ class Gather:
             on_error=arguments.on_error,
             repair=pool.repair,
         )
-        self._shaper = Shaper(
+        self.shaper = Shaper(
             collate=collate,
             batch_transform=arguments.batch_transform,
             seed=seed,
             replica=replica,
             place_of=self._place_of,
         )
-        speaks = replica == 0
+        logs = replica == 0
         self._assembler = Assembler(
             self._reader,
             fields,
@@ -116,39 +119,32 @@ class Gather:
             seed=seed,
             on_error=arguments.on_error,
             trusts_pictures=trusts_pictures,
-            watch=Watch(
+            watch=TransformWatch(
                 "transform",
                 unit="sample",
                 cure="draw from its rng instead, or run it in processes: Workers(processes=...)",
-                speaks=speaks,
-            ),
+                logs=logs,
+            )
+            if transform is not None
+            else None,
         )
         num_threads = self._num_threads = workers.num_threads(local_size=world.local_size)
         self._threads = (
             ThreadPoolExecutor(num_threads, "tonari-decode") if num_threads > 0 else None
         )
-        recipe = Recipe(
-            cache.schema,
-            cache.directory,
-            tuple(file.path for file in cache.files.fixed),
-            fields,
-            transform,
-            collate is not None,
-            seed,
-            arguments.on_error,
-            trusts_pictures,
-            speaks,
-        )
-        self._workers = (
-            WorkerProcesses(
+        self._workers: WorkerProcesses | None = None
+        if workers.processes > 0:
+            paths = tuple(file.path for file in cache.files.fixed)
+            recipe = Recipe(
+                cache.schema, cache.directory, paths, fields, transform, collate is not None, seed,
+                arguments.on_error, trusts_pictures, logs,
+            )  # fmt: skip
+            self._workers = WorkerProcesses(
                 recipe,
                 num_processes=workers.processes,
                 prefetch=workers.prefetch,
                 timeout_s=world.timeout_s,
             )
-            if workers.processes > 0
-            else None
-        )
         self._lookup = Lookup(cache, self._assembler, self._verifier, threads=self._threads)
         # Threads add to theirs, the caller's thread reads it; the lock guards it.
         self._inline_s = self._threads_s = 0.0
@@ -209,7 +205,7 @@ class Gather:
 
     def _inline(self, pending: Iterator[Pending]) -> Iterator[Batch]:
         """Make batches on the caller's thread."""
-        columns = self._assembler.plain_columns()
+        columns = None if self._assembler.by_row else self._assembler.filler.plain_columns()
         if columns is None or self._batch_transform is not None or self._fetcher is not None:
             return self._timed(map(self._make, pending))
         return self._timed(map(self._copied, pending, repeat(columns)))
@@ -223,7 +219,7 @@ class Gather:
                 return
             yield batch
 
-    def _run_part(self, job: Job, start: int, stop: int) -> None:
+    def _run_part(self, job: BatchJob, start: int, stop: int) -> None:
         started = time.perf_counter()
         self._assembler.run(job, start, stop)
         with self._threads_lock:
@@ -232,11 +228,7 @@ class Gather:
     @property
     def num_skipped(self) -> int:
         """Rows that became padding because they could not be repaired or decoded."""
-        return self._shaper.num_skipped
-
-    def take_padded(self, epoch: int, step: int) -> list[int]:
-        """Return the places of a batch's rows that became padding so; of each batch once."""
-        return self._shaper.take_padded(epoch, step)
+        return self.shaper.num_skipped
 
     @property
     def num_bytes(self) -> int:
@@ -287,7 +279,7 @@ class Gather:
         found = self._verifier.check(pending.unchecked, located, reader)
         if found.relocated is not None:
             work.reader, work.located = None, found.relocated
-            work.small = self._assembler.gather_small(work.located.position)
+            work.small = self._assembler.filler.gather_small(work.located.position)
         work.bad |= frozenset(found.bad)
         return pending
 
@@ -297,7 +289,7 @@ class Gather:
         except NothingDecodesError:
             return self._padding(pending)
         self._assembler.run(job, 0, len(pending.slot))
-        return self._taken(Unfinished(job, pending, self._shaper.plan()))
+        return self._taken(Unfinished(job, pending, self.shaper.plan()))
 
     def _padding(self, pending: Pending) -> Batch:
         """Make a batch of which no row decodes: of other rows of the pool, as padding."""
@@ -308,8 +300,8 @@ class Gather:
             located = locate(self._cache.entries, slots)
             found = self._verifier.check(slots, located)
             located = found.relocated or located
-            small = self._assembler.gather_small(located.position)
-            other = Work(work.epoch, work.step, located, small, frozenset(found.bad))
+            small = self._assembler.filler.gather_small(located.position)
+            other = BatchWork(work.epoch, work.step, located, small, frozenset(found.bad))
             try:
                 job = self._assembler.prepare(other)
                 self._assembler.run(job, 0, num_rows)
@@ -319,8 +311,8 @@ class Gather:
                 continue
             if len(other.bad) < num_rows:
                 work.bad = frozenset(range(num_rows))
-                return self._shaper.batch(
-                    pending, self._shaper.plan(), values=values, samples=samples
+                return self.shaper.batch(
+                    pending, self.shaper.plan(), values=values, samples=samples
                 )
         raise FieldError(
             f"{self._cache.directory}: none of the {len(held)} rows held there decodes, expected "
@@ -360,9 +352,9 @@ class Gather:
         num_rows = len(pending.slot)
         num_parts = min(4 * self._num_threads, num_rows) if self._assembler.by_row else 1
         bounds = [num_rows * part // num_parts for part in range(num_parts + 1)]
-        left = Unfinished(job, pending, self._shaper.plan())
+        left = Unfinished(job, pending, self.shaper.plan())
         is_left = job.here or left.how != "free"
-        parts = _Parts(num_parts, lambda: left if is_left else self._finish(*left))
+        parts = _BatchParts(num_parts, lambda: left if is_left else self._finish(*left))
         for start, stop in pairwise(bounds):
             self._threads.submit(parts.run, self._run_part, job, start, stop)
         return self._ended(parts.batch) if left.how == "look" else parts.batch
@@ -384,15 +376,15 @@ class Gather:
             made = self._finish(*made)
         return self._padding(made.pending) if isinstance(made, Undecodable) else made
 
-    def _finish(self, job: Job, pending: Pending, how: How) -> Batch | Undecodable:
+    def _finish(self, job: BatchJob, pending: Pending, how: How) -> Batch | Undecodable:
         self._assembler.complete(job)
         try:
             values, samples = self._values(job)
         except NothingDecodesError:
             return Undecodable(pending)
-        return self._shaper.batch(pending, how, values=values, samples=samples)
+        return self.shaper.batch(pending, how, values=values, samples=samples)
 
-    def _values(self, job: Job) -> tuple[dict[str, Value], list[Sample]]:
+    def _values(self, job: BatchJob) -> tuple[dict[str, Value], list[Sample]]:
         """Give what a batch is put together of: values by field, or samples for a collate."""
         if self._collate is not None:
             return {}, self._assembler.samples(job)
@@ -402,12 +394,12 @@ class Gather:
         if made.failure is not None:
             return self._padding(pending)
         pending.work.bad |= made.bad
-        return self._shaper.batch(
-            pending, self._shaper.plan(), values=made.values or {}, samples=made.samples or ()
+        return self.shaper.batch(
+            pending, self.shaper.plan(), values=made.values or {}, samples=made.samples or ()
         )
 
 
-class _Parts:
+class _BatchParts:
     """Counts the parts of a batch that threads work on; the lock guards the count and the error."""
 
     def __init__(self, num_parts: int, finish: Callable[[], Outcome]) -> None:
@@ -417,7 +409,9 @@ class _Parts:
         self._error: BaseException | None = None
         self._lock = threading.Lock()
 
-    def run(self, work: Callable[[Job, int, int], None], job: Job, start: int, stop: int) -> None:
+    def run(
+        self, work: Callable[[BatchJob, int, int], None], job: BatchJob, start: int, stop: int
+    ) -> None:
         try:
             if self._error is None:
                 work(job, start, stop)

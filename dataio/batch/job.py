@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.seeding import Key, key
-from dataio.batch.stack import Columns
+from dataio.batch.stack import StackedColumns
 from dataio.rows.fields import Decodes
 from dataio.rows.image import Image, Mask
 from dataio.rows.samples import Array, Sample, Value
@@ -20,7 +20,7 @@ OCCURRENCE_BIT = 48
 
 
 @dataclass(slots=True)
-class Work:
+class BatchWork:
     """A batch to be made.
 
     Attributes:
@@ -74,7 +74,7 @@ class Pictures(NamedTuple):
 
 
 @dataclass(slots=True)
-class Job:
+class BatchJob:
     """A batch being made: `copies`, `images` and `decodes` list what `run` fills.
 
     Attributes:
@@ -85,18 +85,18 @@ class Job:
         here: Whether all others are transformed by `complete`, on the loader's own thread.
     """
 
-    work: Work
+    work: BatchWork
     values: dict[str, Value]
     copies: list[tuple[Array, Array]]
     images: list[Pictures]
     decodes: list[tuple[str, Decodes, Sequence[memoryview]]]
     draws: list[Draws] | None = None
-    results: Columns | None = None
+    results: StackedColumns | None = None
     samples: list[Sample | None] | None = None
     done: int = 0
     here: bool = False
 
 
-def num_rows(job: Job) -> int:
+def num_rows(job: BatchJob) -> int:
     """Count a job's rows."""
     return len(job.work.located.position)

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from dataio.base.cgroup import memory_limit
 from dataio.base.errors import CorruptRowError
 from dataio.batch.assemble import Assembler
-from dataio.batch.job import Work
+from dataio.batch.job import BatchWork
 from dataio.batch.verify import RowVerifier
-from dataio.plan.order import PADDING, Block
+from dataio.plan.order import PADDING, StepsBlock
 from dataio.store.cache import Cache
 from dataio.store.files.fetch import Fetch, Fetcher
 from dataio.store.files.reader import Located, locate
 
-Pick = Callable[[int, int], Block]
+Pick = Callable[[int, int], StepsBlock]
 
 BLOCK_ROWS = 32768
 """Rows that are decided and looked up at once."""
@@ -43,7 +43,7 @@ class Pending:
         fetch: Its rows on their way to memory; None where they are mapped.
     """
 
-    work: Work
+    work: BatchWork
     slot: NDArray[np.int64]
     sample_id: NDArray[np.int64]
     weight: NDArray[np.float32]
@@ -56,7 +56,7 @@ class LookedUp(NamedTuple):
     """A block of steps, and where its rows lie; all arrays begin with [steps, batch]."""
 
     first_step: int
-    block: Block
+    block: StepsBlock
     located: Located
     small: dict[str, NDArray[np.generic]]
     slot: NDArray[np.int64]
@@ -133,7 +133,7 @@ class Lookup:
             block = pick(steps.start, min(num_steps, len(steps)))
             located = locate(self._cache.entries, block.slots)
             try:
-                small = self._assembler.gather_small(located.position)
+                small = self._assembler.filler.gather_small(located.position)
             except IndexError as error:
                 raise CorruptRowError(
                     f"{self._cache.directory}: a row of steps from {steps.start} on lies in no "
@@ -158,7 +158,7 @@ class Lookup:
         num_bytes = self._stored_bytes(block.located)
         for number, (located, small, slot, sample_id, weights) in enumerate(rows):
             self.num_bytes += num_bytes[number]
-            work = Work(
+            work = BatchWork(
                 epoch,
                 block.first_step + number,
                 located,

@@ -5,11 +5,11 @@ from numpy.typing import NDArray
 
 from dataio.batch.figures import Figures
 from dataio.batch.gather import Gather
-from dataio.plan.costs import Spent
+from dataio.plan.costs import SpentCosts
 from dataio.store.pool import Pool
 
 
-class Meter:
+class CostsMeter:
     """Brings together what is measured of rows, for policies that go by it.
 
     Args:
@@ -23,11 +23,11 @@ class Meter:
         self._gather = gather
         self._figures = figures
 
-    def spent(self) -> Spent:
+    def spent(self) -> SpentCosts:
         """Say what this rank spent since the loader was made, or its dataset grew."""
         streamed, steps = self._pool.streamed, self._figures.steps
         total_s = self._figures.waits.total_s + steps.total_s
-        return Spent(
+        return SpentCosts(
             streamed.read_s,
             streamed.bytes,
             self._gather.busy_s,

@@ -96,7 +96,7 @@ def why_ended(statuses: Sequence[int | None]) -> str:
         )
     if _has_no_guard():
         return _guard()
-    return f"one failed as it started, and printed why above; mend that, {THREADS}"
+    return f"one failed as it started, and printed why above; correct that, {THREADS}"
 
 
 def _guard() -> str:

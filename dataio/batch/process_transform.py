@@ -26,15 +26,15 @@ from torch.utils.data import DataLoader, Dataset
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import About, DataioError, FieldError, StallError, WorkerError
 from dataio.batch.assemble import Assembler
-from dataio.batch.job import Work
+from dataio.batch.job import BatchWork
 from dataio.batch.process_checks import STARTED, check_sendable, why_ended
 from dataio.batch.stack import packed, unpacked
-from dataio.batch.watch import Watch
+from dataio.batch.watch import TransformWatch
 from dataio.rows.fields import Field
 from dataio.rows.rows import RowSchema
 from dataio.rows.samples import NothingDecodesError, OnError, Sample, Transform, Value
-from dataio.store.files.fetch import Fetcher, is_needed
-from dataio.store.files.reader import RowReader
+from dataio.store.files.fetch import Fetcher
+from dataio.store.files.reader import RowReader, exceeds_memory
 from dataio.store.files.store import FixedFile
 
 ENVIRONMENT = {"MPI4PY_RC_INITIALIZE": "0", STARTED: "1"}
@@ -77,7 +77,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that a process needs to make batches of a cache; see `Assembler` and `Watch`."""
+    """All that a process needs to make batches of a cache; see `Assembler` and `TransformWatch`."""
 
     schema: RowSchema
     directory: Path
@@ -88,11 +88,11 @@ class Recipe:
     seed: int
     on_error: OnError
     trusts_pictures: bool = False
-    speaks: bool = True
+    logs: bool = True
 
 
 class RecipeRows(Dataset[Made]):
-    """Batches by `Work`, in a process of torch's."""
+    """Batches by `BatchWork`, in a process of torch's."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -100,13 +100,13 @@ class RecipeRows(Dataset[Made]):
         self._fetcher: Fetcher | None = None
         self._num_positions = 0
 
-    def __getitem__(self, work: Work) -> Made:
+    def __getitem__(self, work: BatchWork) -> Made:
         try:
             return self._made(work)
         except Exception as error:
             return Made(failure=_described(error))
 
-    def _made(self, work: Work) -> Made:
+    def _made(self, work: BatchWork) -> Made:
         most = int(work.located.position.max())
         if self._assembler is None or most >= self._num_positions:
             reader = _reader(self._recipe)
@@ -114,7 +114,7 @@ class RecipeRows(Dataset[Made]):
             self._num_positions = min((len(file.rows) for file in reader.fixed), default=0)
             if self._fetcher is not None:
                 self._fetcher.close()
-            self._fetcher = Fetcher(reader) if is_needed(reader) else None
+            self._fetcher = Fetcher(reader) if exceeds_memory(reader) else None
         if self._fetcher is not None:
             work.reader, work.located = self._fetcher.fetch(work.located, work.small).result()
         assembler = self._assembler
@@ -153,7 +153,7 @@ def _assembler(recipe: Recipe, reader: RowReader) -> Assembler:
         seed=recipe.seed,
         on_error=recipe.on_error,
         trusts_pictures=recipe.trusts_pictures,
-        watch=Watch("transform", unit="sample", cure="", speaks=recipe.speaks, is_alone=True),
+        watch=TransformWatch("transform", unit="sample", cure="", logs=recipe.logs, is_alone=True),
     )
 
 
@@ -174,7 +174,7 @@ class HasWork(Protocol):
     """Something that carries the work of a batch."""
 
     @property
-    def work(self) -> Work: ...
+    def work(self) -> BatchWork: ...
 
 
 P = TypeVar("P", bound=HasWork)
@@ -187,7 +187,7 @@ class _Feed(Sized):
         self.pending: Iterator[HasWork] = iter(())
         self.sent: deque[HasWork] = deque()
 
-    def __iter__(self) -> Iterator[Work]:
+    def __iter__(self) -> Iterator[BatchWork]:
         for one in self.pending:
             self.sent.append(one)
             yield one.work

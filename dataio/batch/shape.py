@@ -12,7 +12,7 @@ from dataio.base.seeding import key
 from dataio.batch.global_generators import globals_kept
 from dataio.batch.lookup import Pending
 from dataio.batch.stack import as_tensor
-from dataio.batch.watch import How, Watch
+from dataio.batch.watch import How, TransformWatch
 from dataio.plan.order import PADDING
 from dataio.rows.samples import Batch, BatchTransform, Collate, Sample, Value
 
@@ -46,12 +46,18 @@ class Shaper:
         self._collate, self._batch_transform = collate, batch_transform
         self._seed, self._replica = seed, replica
         self._place_of = place_of
-        self._watch = Watch(
-            "batch_transform" if collate is None else "collate" if batch_transform is None
-            else "collate or batch_transform",
-            unit="batch", cure="draw from the rng of batch_transform instead",
-            speaks=replica == 0,
-        )  # fmt: skip
+        names = {"collate": collate, "batch_transform": batch_transform}
+        given = [name for name, function in names.items() if function is not None]
+        self._watch = (
+            TransformWatch(
+                " or ".join(given),
+                unit="batch",
+                cure="draw from the rng of batch_transform instead",
+                logs=replica == 0,
+            )
+            if given
+            else None
+        )
         self._lock = threading.Lock()
         self._padded: dict[tuple[int, int], list[int]] = {}
         self.num_skipped = 0
@@ -65,8 +71,7 @@ class Shaper:
 
     def plan(self) -> How:
         """Decide how the next batch's ``collate`` and ``batch_transform`` are called."""
-        shapes = self._collate is not None or self._batch_transform is not None
-        return self._watch.plan() if shapes else "free"
+        return self._watch.plan() if self._watch is not None else "free"
 
     def batch(
         self,
@@ -95,7 +100,7 @@ class Shaper:
             "sample_id": torch.from_numpy(pending.sample_id),
             "slot": torch.from_numpy(pending.slot),
         }
-        if self._collate is None and self._batch_transform is None:
+        if self._watch is None:
             return {name: as_tensor(value) for name, value in (values or {}).items()} | known
         stream = key(
             self._seed, "batch_transform", epoch=work.epoch, replica=self._replica, step=work.step
@@ -142,7 +147,7 @@ class Shaper:
             more = f" and {len(ids) - len(shown)} more" if len(ids) > len(shown) else ""
             raise WorkerError(
                 f"{what}: epoch {work.epoch}, step {work.step}, samples {', '.join(shown)}{more}: "
-                f"raised {type(error).__name__}: {error}, expected the batch; mend it"
+                f"raised {type(error).__name__}: {error}, expected the batch; correct it"
             ) from error
 
     def _pad(self, pending: Pending, bad: list[int]) -> None:

@@ -29,7 +29,7 @@ CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 Form = tuple[tuple[int, ...], np.dtype[np.generic]]
 
 
-class Columns:
+class StackedColumns:
     """The fields of one batch, filled row by row.
 
     Values of one shape and dtype are written straight into the batch's memory: arrays, tensors,
@@ -183,7 +183,7 @@ def _carried(array: Array) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedTensor:
     """A tensor as the array that it shows."""
 
     array: Array
@@ -196,12 +196,12 @@ def packed(value: object) -> Any:
 
 def unpacked(value: object) -> Any:
     """Undo `packed`."""
-    return _each(value, Packed, lambda found: _carried(found.array))
+    return _each(value, PackedTensor, lambda found: _carried(found.array))
 
 
 def _packed(tensor: torch.Tensor) -> object:
     array = _of_tensor(tensor)
-    return tensor if array is None else Packed(array)
+    return tensor if array is None else PackedTensor(array)
 
 
 def _each(value: Any, kind: type[T], change: Callable[[T], object]) -> object:

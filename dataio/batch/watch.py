@@ -30,14 +30,14 @@ LOOK_EVERY = 256
 log = logging.getLogger(__name__)
 
 
-class Watch:
+class TransformWatch:
     """Watches one transform of a loader.
 
     Args:
         what: Its name, for the log.
         unit: What it is called for: ``"sample"`` or ``"batch"``.
         cure: What to do instead of drawing from global generators.
-        speaks: Whether this rank logs.
+        logs: Whether this rank logs.
         is_alone: In a process of its own, where the global generators are always seeded.
 
     Attributes:
@@ -45,10 +45,10 @@ class Watch:
     """
 
     def __init__(
-        self, what: str, *, unit: str, cure: str, speaks: bool = True, is_alone: bool = False
+        self, what: str, *, unit: str, cure: str, logs: bool = True, is_alone: bool = False
     ) -> None:
         self._what, self._unit, self._cure = what, unit, cure
-        self._speaks, self._is_alone = speaks, is_alone
+        self._logs, self._is_alone = logs, is_alone
         self.draws = self._was_tried = False
         self._num_batches = 0
 
@@ -86,9 +86,9 @@ class Watch:
         drawn = [name for name in before if before[name] != after[name]]
         if drawn and not self._is_alone and not self.draws:
             self.draws = True
-            self._say_that_it_draws(drawn)
+            self._warn_that_it_draws(drawn)
         if tries and not _is_same(tried, result):
-            self._say(
+            self._warn(
                 f"{self._what}: gives another result for the same {self._unit} and rng when it is "
                 "called again, expected what these decide; it has a generator or another state of "
                 "its own, so that other runs and numbers of threads give other batches: draw from "
@@ -96,19 +96,19 @@ class Watch:
             )
         return result
 
-    def _say_that_it_draws(self, drawn: list[str]) -> None:
+    def _warn_that_it_draws(self, drawn: list[str]) -> None:
         late = ""
         if self._num_batches > 1:
             late = f" In {self._num_batches - 1} batches before it they were not: these differ "
             late += "from run to run."
-        self._say(
+        self._warn(
             f"{self._what}: draws from the global generators of {', '.join(drawn)}; these are now "
             f"seeded for each {self._unit}, so that any number of threads gives the same batches, "
             f"and it runs on the loader's own thread, which is slower; {self._cure}.{late}"
         )
 
-    def _say(self, message: str) -> None:
-        if self._speaks:
+    def _warn(self, message: str) -> None:
+        if self._logs:
             log.warning("%s", message)
 
 

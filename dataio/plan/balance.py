@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 GOLDEN = (5**0.5 - 1) / 2
-"""Multiples of it, taken modulo 1, are spread evenly in every stretch (Weyl)."""
+"""Multiples of it, taken modulo 1, are spread evenly in every range (Weyl)."""
 
 Ints = NDArray[np.int64]
 
@@ -40,11 +40,11 @@ def balance(
     load = np.zeros((width, num_steps), np.int64)
     # Among equals each step begins with another replica.
     rank = (np.arange(width)[:, None] - np.arange(num_steps)) % width
-    for turn in range(batch_size):
-        # Who has the least so far gets the dearest of each turn (Graham's longest first).
+    for level in range(batch_size):
+        # Who has the least so far gets the dearest of each level (Graham's longest first).
         lane = np.argsort(load * width + rank, axis=0)
-        np.put_along_axis(dealt[turn], lane, rows[turn], axis=0)
-        load += costs[dealt[turn]]
+        np.put_along_axis(dealt[level], lane, rows[level], axis=0)
+        load += costs[dealt[level]]
     # Every run of a replica's batch takes levels from all over the range, so microbatches do.
     spread = np.argsort(np.argsort(np.arange(batch_size) * GOLDEN % 1))
     placed = dealt[spread].transpose(2, 0, 1).ravel()

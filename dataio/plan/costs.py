@@ -23,7 +23,7 @@ FIGURES = ("source_s_per_mb", "batch_s_per_mb", "step_s_per_row", "exposed_fract
 
 
 @dataclass(frozen=True)
-class Spent:
+class SpentCosts:
     """What one rank spent since it began, on rows of so many bytes.
 
     Attributes:
@@ -54,7 +54,7 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Rates:
+class CostRates:
     """What rows cost on a rank; 0: not measured.
 
     The source is read while batches are made and trained. As long as steps wait for the source, a
@@ -81,11 +81,13 @@ class Rates:
         return {name: getattr(self, name) for name in FIGURES}
 
 
-def find_rates(total: NDArray[np.int64], *, batch_size: int, before: Mapping[str, float]) -> Rates:
+def find_rates(
+    total: NDArray[np.int64], *, batch_size: int, before: Mapping[str, float]
+) -> CostRates:
     """Find the rates from what all ranks spent.
 
     Args:
-        total: int64[8]: The sum of all ranks' `Spent.to_array`.
+        total: int64[8]: The sum of all ranks' `SpentCosts.to_array`.
         batch_size: Rows a batch.
         before: Figures of the epoch before, for what was not measured since, as after a restart.
     """
@@ -102,11 +104,15 @@ def find_rates(total: NDArray[np.int64], *, batch_size: int, before: Mapping[str
     for name, (spent_ns, amount) in zip(FIGURES, found, strict=True):
         measured = spent_ns * 1e-9 / amount if amount else 0.0
         rates[name] = _rounded(measured) if measured else float(before.get(name, 0.0))
-    return Rates(**rates)
+    return CostRates(**rates)
 
 
 def price_rows(
-    num_bytes: NDArray[np.int64], is_missing: NDArray[np.bool_], *, rates: Rates, mean_bytes: int
+    num_bytes: NDArray[np.int64],
+    is_missing: NDArray[np.bool_],
+    *,
+    rates: CostRates,
+    mean_bytes: int,
 ) -> NDArray[np.float32]:
     """Price rows.
 
@@ -119,7 +125,7 @@ def price_rows(
     Returns:
         float32[num_slots]: Seconds of a rank, > 0.
     """
-    if rates == Rates():
+    if rates == CostRates():
         return np.full(len(num_bytes), UNKNOWN)
     mb = np.where(num_bytes > 0, num_bytes, mean_bytes) / MB
     cost_s = rates.exposed_fraction * (rates.step_s_per_row + mb * rates.batch_s_per_mb)

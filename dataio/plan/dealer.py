@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.seeding import key
-from dataio.plan.candidates import ByField, Candidates, no_field
-from dataio.plan.costs import Spent, find_rates, price_rows
+from dataio.plan.costs import SpentCosts, find_rates, price_rows
 from dataio.plan.epoch import (
     Counts,
     EpochPlan,
@@ -22,7 +21,7 @@ from dataio.plan.epoch import (
     without_excluded,
 )
 from dataio.plan.exclusion import Exclusion
-from dataio.plan.history import Scores
+from dataio.plan.history import ByField, Candidates, Scores, no_field
 from dataio.plan.order import Order, deal, num_steps
 from dataio.plan.policies import ByCost, Importance, Selection
 from dataio.plan.replay import groups_of
@@ -38,7 +37,7 @@ log = logging.getLogger(__name__)
 class CostMeter(Protocol):
     """Measures what rows cost on this rank."""
 
-    def spent(self) -> Spent:
+    def spent(self) -> SpentCosts:
         """Say what the rank spent since it began."""
         ...
 
@@ -144,13 +143,14 @@ class Dealer:
             costs=None if self._costs is None else self._costs[sample_id()],
             excluded=excluded,
         )
-        self._warn_of_uneven(plan, epoch)
+        if plan.selection.counts is not None or plan.excluded is not None:
+            self._warn_of_uneven(plan, epoch)
         return plan, self._deal_refresh(plan, epoch)
 
     def _warn_of_uneven(self, plan: EpochPlan, epoch: int) -> None:
         """Log once if some replicas have far more rows than others."""
         draws = plan.selection.counts is not None
-        if not (draws or plan.excluded is not None) or self._has_warned or self._world.rank:
+        if self._has_warned or self._world.rank:
             return
         even = deal(int(plan.dealt.sum()), len(plan.dealt))
         steps, least = (num_steps(rows, self._batch_size) for rows in (plan.dealt, even))

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from dataio.base.seeding import Key, key
 from dataio.plan.layout import Layout
 from dataio.plan.order import (
-    Block,
     Groups,
     Order,
+    StepsBlock,
     deal,
     deal_all,
     num_steps,
@@ -86,7 +86,7 @@ class EpochPlan:
     num_hidden: int = 0
     excluded: NDArray[np.bool_] | None = None
 
-    def block(self, first_step: int, num_steps: int) -> Block:
+    def block(self, first_step: int, num_steps: int) -> StepsBlock:
         """Find rows and weights of some steps.
 
         Weights are scaled so that the mean over a batch, averaged over replicas, is the weighted
@@ -104,7 +104,7 @@ class EpochPlan:
             valid = np.maximum(valid_rows(self.dealt, steps, batch_size), 1)
             weight *= (len(self.dealt) * batch_size / valid).astype(np.float32)[:, None]
             weight[np.arange(batch_size) >= num_valid[:, None]] = 0
-        return Block(slots, num_valid, weight, repeat)
+        return StepsBlock(slots, num_valid, weight, repeat)
 
     @property
     def padded_fraction(self) -> float:

@@ -42,7 +42,7 @@ class BatchSlots:
     num_valid: int
 
 
-class Block(NamedTuple):
+class StepsBlock(NamedTuple):
     """The batches of some steps of one replica.
 
     Attributes:
@@ -131,11 +131,11 @@ class Order:
         places = np.arange(start, stop)
         return places % max(self.num_rows, 1) if stop > self.num_rows else places
 
-    def even_block(self, first_step: int, num_steps: int) -> Block:
+    def even_block(self, first_step: int, num_steps: int) -> StepsBlock:
         """Find the rows of some steps, each of weight 1; padding weighs 0."""
         slots, num_valid = self.block(first_step, num_steps)
         weight = (np.arange(self.batch_size) < num_valid[:, None]).astype(np.float32)
-        return Block(slots, num_valid, weight)
+        return StepsBlock(slots, num_valid, weight)
 
     def slots_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Slots at some places of this replica's run, each in [0, num_rows)."""

@@ -5,13 +5,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import ScoreColumn, Scores
+from dataio.plan.history import Candidates, ScoreColumn, Scores
 from dataio.plan.layout import Layout
 from dataio.rows.parcel import ParcelBuffers
 from dataio.rows.rows import Fetch, Rows, RowSchema
@@ -119,7 +118,7 @@ class ByCost(Protocol):
 
 
 @runtime_checkable
-class Drawing(Protocol):
+class DrawsRows(Protocol):
     """What else the loader asks of an importance policy that sets ``Selection.counts``."""
 
     def num_drawn(self, num_samples: int, *, num_excluded: int = 0) -> int:
@@ -197,7 +196,7 @@ class ExchangeContext:
     buffers: ParcelBuffers = field(default_factory=ParcelBuffers)
 
 
-class Exchange(Protocol):
+class RowExchange(Protocol):
     """One epoch's exchange under way, on one replica."""
 
     def progress(self, step: int) -> None:
@@ -258,7 +257,7 @@ class Shuffle(Protocol):
         """
         ...
 
-    def begin(self, context: ExchangeContext) -> Exchange | None:
+    def begin(self, context: ExchangeContext) -> RowExchange | None:
         """Start an epoch's exchange, spread over the steps that remain; None if nothing moves."""
         ...
 
@@ -281,9 +280,7 @@ class Following(Protocol):
 class Local:
     """Rows never move: every node shuffles its own pool anew each epoch."""
 
-    @property
-    def holds_all(self) -> bool:
-        return False
+    holds_all: ClassVar[bool] = False
 
     def num_leaving(self, layout: Layout) -> int:
         """Nothing leaves."""

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from dataio.plan.epoch import Counts, SamplingGroups, find_sampling_groups, plan_epoch
 from dataio.plan.exclusion import Exclusion
-from dataio.plan.growth import samples_in
 from dataio.plan.layout import Layout
 from dataio.plan.order import Groups, Order, stage_groups
+from dataio.plan.placement import samples_in
 from dataio.plan.policies import Selection, Shuffle
 from dataio.plan.segment import Segment
 from dataio.world import World

@@ -19,16 +19,16 @@ from dataio.plan.epoch import (
     plan_epoch,
 )
 from dataio.plan.exclusion import Exclusion
-from dataio.plan.growth import samples_in
 from dataio.plan.layout import Layout
-from dataio.plan.order import Block, deal_all, num_steps
+from dataio.plan.order import StepsBlock, deal_all, num_steps
+from dataio.plan.placement import samples_in
 from dataio.plan.policies import Following, Selection, Shuffle
 from dataio.plan.replay import groups_of
 from dataio.plan.segment import Segment
 from dataio.rowlog.all_groups import is_plain, plain_rows
-from dataio.rowlog.attempts import Attempt, Course, Piece
+from dataio.rowlog.attempts import Attempt, AttemptSteps, Course
 from dataio.rowlog.packed import unpack_shown
-from dataio.rowlog.trained import Group, TrainedRows, joined
+from dataio.rowlog.trained import TrainedGroup, TrainedRows, joined
 
 State = Literal["trained", "hidden", "excluded", "left out", "not reached", "skipped", "unreadable"]
 """What became of a sample in an epoch: ``skipped``: its step was passed over; ``unreadable``: its
@@ -80,7 +80,7 @@ class BatchRows(NamedTuple):
     epoch: int
     step: int
     replica: int
-    block: Block
+    block: StepsBlock
     sample_id: NDArray[np.int64]
 
 
@@ -102,13 +102,15 @@ class Answers:
         self._last_dealt: tuple[Layout, str | None, NDArray[np.int64], int] | None = None
         self._last_steps: tuple[NDArray[np.int64], int, bool, int] | None = None
         self._scales: dict[tuple[int, int], np.float32] = {}
-        self._found: _Found | None = None
+        self._found: _FoundHomes | None = None
         self._exclusion = lru_cache(4)(kept.exclusion)
         self._seen = lru_cache(2)(self._find_seen)
         self._shown = lru_cache(2)(unpack_shown)
         self._costs = lru_cache(1)(kept.costs)
 
-    def at(self, piece: Piece, steps: range, *, nodes: Iterable[int] | None = None) -> TrainedRows:
+    def at(
+        self, piece: AttemptSteps, steps: range, *, nodes: Iterable[int] | None = None
+    ) -> TrainedRows:
         """Find all rows of some steps of a piece's segment, step by step, skipped ones too.
 
         Args:
@@ -133,7 +135,7 @@ class Answers:
         order = np.lexsort((rows.position, rows.replica, rows.step))
         return _as_delivered(piece, TrainedRows._make(column[order] for column in rows))
 
-    def of(self, piece: Piece, sample_id: NDArray[np.int64]) -> Fates:
+    def of(self, piece: AttemptSteps, sample_id: NDArray[np.int64]) -> Fates:
         """Find what became of samples in a piece.
 
         Args:
@@ -178,7 +180,7 @@ class Answers:
                     states[there[here[number]]] = "hidden"
         return Fates(states, _as_delivered(piece, joined(found)))
 
-    def batch(self, piece: Piece, epoch_step: int, *, replica: int) -> BatchRows:
+    def batch(self, piece: AttemptSteps, epoch_step: int, *, replica: int) -> BatchRows:
         """Find a replica's batch as it was, padding included.
 
         Args:
@@ -205,7 +207,7 @@ class Answers:
         ids = self._samples(attempt, layout, np.full(len(slots), node), slots)
         return BatchRows(attempt.epoch, step, replica, block, ids)
 
-    def group(self, attempt: Attempt, node: int) -> Group:
+    def group(self, attempt: Attempt, node: int) -> TrainedGroup:
         """Plan a sampling group's epoch again as an attempt had it."""
         setup, segment = attempt.setup, attempt.position.running
         layout = self._layout(attempt)
@@ -237,7 +239,7 @@ class Answers:
             groups=groups_of(sampling, seed=setup.seed) if segment.grouped else None,
             costs=costs, excluded=excluded, dealt=(dealt, steps),
         )  # fmt: skip
-        return Group(attempt, layout, sampling, plan, fewest, self._scales)
+        return TrainedGroup(attempt, layout, sampling, plan, fewest, self._scales)
 
     def _dealt(
         self, layout: Layout, name: str | None, shown: NDArray[np.int64], replicas: tuple[int, ...]
@@ -356,11 +358,11 @@ class Answers:
             epoch, homes = last.epoch, last.homes
         for past in range(epoch, attempt.epoch):
             homes = shuffle.follow(layout, homes, epoch=past, seed=seed, first_epoch=first_epoch)
-        self._found = _Found(layout, known, attempt.epoch, homes)
+        self._found = _FoundHomes(layout, known, attempt.epoch, homes)
         return homes
 
 
-class _Found(NamedTuple):
+class _FoundHomes(NamedTuple):
     """Where samples were found last: their homes in an epoch."""
 
     layout: Layout
@@ -369,7 +371,7 @@ class _Found(NamedTuple):
     homes: NDArray[np.int64]
 
 
-def _as_delivered(piece: Piece, rows: TrainedRows) -> TrainedRows:
+def _as_delivered(piece: AttemptSteps, rows: TrainedRows) -> TrainedRows:
     """Give the rows that became padding the weight of padding."""
     if not piece.attempt.padded:
         return rows

@@ -119,7 +119,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Piece:
+class AttemptSteps:
     """Steps that one attempt trained.
 
     Attributes:
@@ -168,12 +168,12 @@ class Course:
         attempts: All of the log.
     """
 
-    kept: tuple[Piece, ...]
-    discarded: tuple[Piece, ...]
+    kept: tuple[AttemptSteps, ...]
+    discarded: tuple[AttemptSteps, ...]
     is_whole: bool
     attempts: tuple[Attempt, ...]
 
-    def find(self, epoch: int, step: int) -> tuple[Piece, int]:
+    def find(self, epoch: int, step: int) -> tuple[AttemptSteps, int]:
         """Find the piece that trained a step of an epoch, the last one that did.
 
         Raises:
@@ -228,11 +228,11 @@ def find_course(attempts: Sequence[Attempt], *, tip: tuple[int, int] | None = No
         base = bases[attempt.number] = _base(attempt, by_number, bases)
         stop = stops.get(attempt.number, attempt.first)
         if attempt.number in stops:  # it may have trained nothing, as one from an epoch's end on
-            kept.append(Piece(attempt, range(attempt.first, stop), base, True))
+            kept.append(AttemptSteps(attempt, range(attempt.first, stop), base, True))
         is_same_run = (attempt.setup.source, attempt.setup.seed) == (root.source, root.seed)
         if attempt.stop > stop and is_same_run and attempt.number >= since:
             base += num_updates(attempt, stop)
-            discarded.append(Piece(attempt, range(stop, attempt.stop), base, False))
+            discarded.append(AttemptSteps(attempt, range(stop, attempt.stop), base, False))
     return Course(tuple(kept), tuple(discarded), is_whole, tuple(attempts))
 
 

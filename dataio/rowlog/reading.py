@@ -29,7 +29,7 @@ from dataio.rowlog.packed import unpack_selection
 
 
 @dataclass(frozen=True)
-class Logged:
+class RowLogRead:
     """A log as it lies on disk.
 
     Attributes:
@@ -85,7 +85,7 @@ class Logged:
         return read_once(self.directory / f"costs-{name}.bin") if name else None
 
 
-def read_log(directory: Path) -> Logged:
+def read_log(directory: Path) -> RowLogRead:
     """Read a log; one that is being written is read as far as it is.
 
     Raises:
@@ -148,7 +148,7 @@ def read_log(directory: Path) -> Logged:
         )
         for number, attempt in sorted(attempts.items())
     ]
-    return Logged(directory, name, tuple(ordered))
+    return RowLogRead(directory, name, tuple(ordered))
 
 
 def _read_padded(directory: Path) -> Mapping[int, list[tuple[int, int, int]]]:

@@ -40,7 +40,7 @@ _NONE = TrainedRows(_NO_ID, _NO_ID, _NO_ID, _NO_ID, _NO_ID, _NO_ID, np.empty(0, 
 
 
 @dataclass(frozen=True)
-class Group:
+class TrainedGroup:
     """The epoch of one sampling group, as an attempt trained it.
 
     Attributes:

@@ -16,7 +16,17 @@ from PIL import Image, UnidentifiedImageError
 from dataio.base.errors import FieldError
 from dataio.rows.jpeg import COLORS, Pixels, decode_region, jpeg_header
 from dataio.rows.orientation import JPEG_START, UPRIGHT, as_stored, find_orientation
-from dataio.rows.views import MIDDLE, Box, Crop, Draws, Resizing, Size, View, find_scale, find_view
+from dataio.rows.views import (
+    MIDDLE,
+    Box,
+    Crop,
+    Draws,
+    PictureView,
+    Resizing,
+    Size,
+    find_scale,
+    find_view,
+)
 from dataio.rows.whole import is_whole
 
 if TYPE_CHECKING:
@@ -48,7 +58,7 @@ MOST_RESIZED = 16
 """Up to so many times the pixels delivered a picture is resized whole, and then cropped."""
 
 
-class Delivery(Protocol):
+class PictureDelivery(Protocol):
     """How a picture is delivered, as `Image` and `Mask` declare it."""
 
     @property
@@ -70,7 +80,7 @@ class Delivery(Protocol):
         ...
 
 
-class Picture(NamedTuple):
+class ReadPicture(NamedTuple):
     """A picture whose header was read.
 
     Attributes:
@@ -83,7 +93,12 @@ class Picture(NamedTuple):
 
 
 def decode_image(
-    data: memoryview | Pixels, out: Pixels, how: Delivery, draws: Draws = MIDDLE, *, where: str
+    data: memoryview | Pixels,
+    out: Pixels,
+    how: PictureDelivery,
+    draws: Draws = MIDDLE,
+    *,
+    where: str,
 ) -> None:
     """Decode a picture into ``out``; without a copy where it is a JPEG of that size.
 
@@ -106,7 +121,7 @@ def decode_image(
             if how.classes and subsampling != "Gray":
                 raise ValueError("classes are no colours")
             view = _view(size, out, how, draws, where)
-            if view == View(size, Box(0, 0, *size), size, False):
+            if view == PictureView(size, Box(0, 0, *size), size, False):
                 simplejpeg.decode_jpeg(data, COLORS[how.channels], buffer=out)
                 return
 
@@ -115,7 +130,7 @@ def decode_image(
                     data, size, subsampling, box, scale=scale, channels=how.channels
                 )
 
-            store(Picture(size, region), view, out, how)
+            store(ReadPicture(size, region), view, out, how)
             return
         except ValueError:
             pass
@@ -124,7 +139,7 @@ def decode_image(
 
 
 def store_pixels(
-    pixels: Pixels, out: Pixels, how: Delivery, draws: Draws = MIDDLE, *, where: str
+    pixels: Pixels, out: Pixels, how: PictureDelivery, draws: Draws = MIDDLE, *, where: str
 ) -> None:
     """Bring decoded pixels, uint8[height, width, channels], to ``out``; see `decode_image`."""
     size = pixels.shape[0], pixels.shape[1]
@@ -132,10 +147,10 @@ def store_pixels(
     def region(box: Box, scale: int) -> Pixels:
         return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
 
-    store(Picture(size, region), _view(size, out, how, draws, where), out, how)
+    store(ReadPicture(size, region), _view(size, out, how, draws, where), out, how)
 
 
-def store(picture: Picture, view: View, out: Pixels, how: Delivery) -> None:
+def store(picture: ReadPicture, view: PictureView, out: Pixels, how: PictureDelivery) -> None:
     """Decode what a view shows, and resize it into ``out``."""
     whole = Box(0, 0, *picture.size)
     if view.resized != picture.size:
@@ -148,7 +163,7 @@ def store(picture: Picture, view: View, out: Pixels, how: Delivery) -> None:
                 return
             middle = np.empty((*view.resized, how.channels), np.uint8)
             _put(pixels, middle, False, how)
-            picture = Picture(view.resized, lambda box, _: middle[_slices(box)])
+            picture = ReadPicture(view.resized, lambda box, _: middle[_slices(box)])
         whole = Box(0, 0, *view.resized)
     inside = _intersection(view.box, whole)
     if inside == view.box:
@@ -162,7 +177,7 @@ def store(picture: Picture, view: View, out: Pixels, how: Delivery) -> None:
     _put(padded, out, view.flipped, how)
 
 
-def _resized_by_parts(picture: Picture, view: View, how: Delivery) -> Picture:
+def _resized_by_parts(picture: ReadPicture, view: PictureView, how: PictureDelivery) -> ReadPicture:
     """Resize a picture that would be huge then, as a line of pixels would: only what is shown.
 
     The region of a box comes in the size delivered, resized at once from the picture's own pixels.
@@ -194,7 +209,7 @@ def _resized_by_parts(picture: Picture, view: View, how: Delivery) -> Picture:
         ]
         return np.stack([np.asarray(plane) for plane in planes], 2)
 
-    return Picture(view.resized, region)
+    return ReadPicture(view.resized, region)
 
 
 class _Span(NamedTuple):
@@ -215,7 +230,7 @@ def _span(place: int, length: int, side: int, resized: int, shown: int, scale: i
     return _Span(first, stop, start - first, min(end, side) - first)
 
 
-def _put(pixels: Pixels, out: Pixels, flipped: bool, how: Delivery) -> None:
+def _put(pixels: Pixels, out: Pixels, flipped: bool, how: PictureDelivery) -> None:
     """Resize pixels to ``out``, with antialiasing where they are colours."""
     if pixels.shape == out.shape and not flipped:
         out[...] = pixels
@@ -224,7 +239,7 @@ def _put(pixels: Pixels, out: Pixels, flipped: bool, how: Delivery) -> None:
         _resize(pixels, out, flipped, how)
 
 
-def _resize(pixels: Pixels, out: Pixels, flipped: bool, how: Delivery) -> None:
+def _resize(pixels: Pixels, out: Pixels, flipped: bool, how: PictureDelivery) -> None:
     # Those who only name fields need no torch.
     import torch
 
@@ -285,7 +300,7 @@ def _channels_first(tensor: "torch.Tensor") -> "torch.Tensor":
     return tensor.permute(2, 0, 1)[None]
 
 
-def _view(size: Size, out: Pixels, how: Delivery, draws: Draws, where: str) -> View:
+def _view(size: Size, out: Pixels, how: PictureDelivery, draws: Draws, where: str) -> PictureView:
     view = find_view(size, how.resize, how.crop, how.flip, draws)
     if isinstance(view, str):
         raise FieldError(f"{where}: {view}")
@@ -341,7 +356,7 @@ def open_picture(
         return image if orientation == UPRIGHT else image.transpose(UPRIGHT_BY[orientation - 2])
 
 
-def check_decodes(data: memoryview | Pixels, how: Delivery, *, where: str) -> None:
+def check_decodes(data: memoryview | Pixels, how: PictureDelivery, *, where: str) -> None:
     """Decode a whole picture, whatever of it is delivered.
 
     Raises:
@@ -362,14 +377,14 @@ def check_decodes(data: memoryview | Pixels, how: Delivery, *, where: str) -> No
     _by_pillow(data, how, where)
 
 
-def _by_pillow(data: memoryview | Pixels, how: Delivery, where: str) -> Pixels:
+def _by_pillow(data: memoryview | Pixels, how: PictureDelivery, where: str) -> Pixels:
     try:
         return _pixels(open_picture(data, upright=how.upright), how, where)
     except PILLOW_ERRORS as error:
         raise _undecodable(data, where, error) from error
 
 
-def _pixels(image: Image.Image, how: Delivery, where: str) -> Pixels:
+def _pixels(image: Image.Image, how: PictureDelivery, where: str) -> Pixels:
     """Convert an image of Pillow, whatever its mode, to uint8[height, width, channels]."""
     mode = image.mode
     if mode.startswith("I"):
@@ -398,7 +413,7 @@ def _pixels(image: Image.Image, how: Delivery, where: str) -> Pixels:
     return pixels.reshape(*pixels.shape[:2], how.channels)
 
 
-def _scale(box: Box, out: Size, how: Delivery) -> int:
+def _scale(box: Box, out: Size, how: PictureDelivery) -> int:
     """Choose by what a JPEG is divided while it is decoded: class numbers are never averaged."""
     return 1 if how.classes else find_scale(box, out)
 

@@ -13,16 +13,21 @@ from numpy.typing import NDArray
 from dataio.base.checked import checked
 from dataio.base.errors import FieldError
 from dataio.rows.encoding import (
+    TIMES,
     Raw,
     Stored,
     as_bytes,
     check_key,
+    converted,
+    dtype_for,
     is_numeric,
+    is_wider,
     read_npy,
+    read_number,
+    read_whole,
     reject,
 )
 from dataio.rows.image import Image, ImageSize, Mask
-from dataio.rows.numbers import TIMES, converted, dtype_for, is_wider, read_number, read_whole
 from dataio.rows.rows import FixedColumn, RowSchema
 
 __all__ = [

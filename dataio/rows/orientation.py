@@ -49,7 +49,7 @@ TiffValues = dict[int, NDArray[np.float64]]
 """Numbers of a TIFF by their tags; floating, so that no sum of two is too large."""
 
 
-class Segment(NamedTuple):
+class JpegSegment(NamedTuple):
     """A part of a JPEG's header: its marker's second byte, and where what it holds lies."""
 
     marker: int
@@ -57,7 +57,7 @@ class Segment(NamedTuple):
     stop: int
 
 
-class Entry(NamedTuple):
+class TiffEntry(NamedTuple):
     """An entry of a TIFF's first directory.
 
     Attributes:
@@ -145,7 +145,7 @@ def read_tiff(data: memoryview, tags: set[int]) -> TiffValues:
     return found
 
 
-def jpeg_segments(data: memoryview) -> Iterator[Segment]:
+def jpeg_segments(data: memoryview) -> Iterator[JpegSegment]:
     """Walk through a JPEG's header, and end with its first scan; or before, where it ends."""
     place, end = 2, len(data)
     while place + 4 <= end:
@@ -160,7 +160,7 @@ def jpeg_segments(data: memoryview) -> Iterator[Segment]:
             place += 2
             continue
         stop = place + 2 + (data[place + 2] << 8) + data[place + 3]
-        yield Segment(marker, place + 4, stop)
+        yield JpegSegment(marker, place + 4, stop)
         if marker == 0xDA:
             return
         place = stop
@@ -252,10 +252,10 @@ def _of_exif(held: memoryview) -> int | None:
         return None
 
 
-def _directory(tiff: memoryview) -> tuple[str, dict[int, Entry]]:
+def _directory(tiff: memoryview) -> tuple[str, dict[int, TiffEntry]]:
     """Read a TIFF's byte order, and the first entry of each tag in its first directory."""
     order = "<" if bytes(tiff[:2]) == b"II" else ">"
-    entries: dict[int, Entry] = {}
+    entries: dict[int, TiffEntry] = {}
     try:
         is_big = struct.unpack_from(f"{order}H", tiff, 2) == (43,)
         counts, offset, width = ("Q", "Q", 20) if is_big else ("H", "I", 12)
@@ -269,7 +269,7 @@ def _directory(tiff: memoryview) -> tuple[str, dict[int, Entry]]:
             place = inline
             if num_bytes > at + width - inline:
                 (place,) = struct.unpack_from(f"{order}{offset}", tiff, inline)
-            entries.setdefault(tag, Entry(at, kind, slice(place, place + num_bytes)))
+            entries.setdefault(tag, TiffEntry(at, kind, slice(place, place + num_bytes)))
     except struct.error:
         pass
     return order, entries

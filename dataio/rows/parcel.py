@@ -71,7 +71,7 @@ def parcel_bytes(schema: RowSchema, num_rows: int, lengths: NDArray[np.int64] | 
     Args:
         schema: Fields of the rows.
         num_rows: Rows of the parcel.
-        lengths: int64[num_rows, num_variable]; may be left out where no field is variable.
+        lengths: int64[num_rows, num_variable]; optional where no field is variable.
     """
     return int(_bounds(_sizes(schema, num_rows, _totals(schema, lengths)))[-1])
 

@@ -260,7 +260,7 @@ Resizing = Resize | ResizeShort | ResizeLong
 Crop = CenterCrop | RandomCrop | RandomResizedCrop | Pad
 
 
-class View(NamedTuple):
+class PictureView(NamedTuple):
     """What is delivered of one picture.
 
     Attributes:
@@ -278,7 +278,7 @@ class View(NamedTuple):
 
 def find_view(
     size: Size, resize: Resizing | None, crop: Crop | None, flip: float, draws: Draws
-) -> View | str:
+) -> PictureView | str:
     """Decide what is delivered of a picture.
 
     Args:
@@ -294,7 +294,7 @@ def find_view(
     resized = resize.resized(size) if resize is not None else size
     flipped = draws[-1] < flip
     if crop is None:
-        return View(resized, Box(0, 0, *resized), resized, flipped)
+        return PictureView(resized, Box(0, 0, *resized), resized, flipped)
     found = f"the picture is {resized[0]} x {resized[1]} (height x width)" + (
         f" after {resize}" if resize is not None else ""
     )
@@ -309,7 +309,7 @@ def find_view(
             f"{found}, smaller than {crop}; put resize=ResizeShort({max(crop.out)}) before it, "
             "or crop=Pad(...) in its place"
         )
-    return View(resized, crop.box(resized, draws), crop.out, flipped)
+    return PictureView(resized, crop.box(resized, draws), crop.out, flipped)
 
 
 def out_size(resize: Resizing | None, crop: Crop | None) -> Size | None:

@@ -22,7 +22,7 @@ def find_name(source: Source) -> Text | None:
     for key in NAME_KEYS:
         field = Text(key)
         try:
-            # Only the samples themselves tell which fields they have
+            # Which fields samples have stands in the samples alone
             list(source.read(np.zeros(1, np.int64), {"name": field}))
         except FieldError:
             continue

@@ -42,7 +42,7 @@ from dataio.source.storage.throttle import Throttle
 from dataio.source.wrap.growing import CountedShard, GrowingSource
 from dataio.source.wrap.packed import SequenceFormat, Sequences, SequenceSource, check_suffix
 from dataio.source.wrap.torch_dataset import DatasetSource, MapDataset
-from dataio.source.wrap.webdataset import Pipeline, PipelineFormat, is_pipeline
+from dataio.source.wrap.webdataset import PipelineFormat, WebDatasetPipeline, is_pipeline
 from dataio.world import World, single_world
 from dataio.world.agree import agree
 
@@ -74,7 +74,7 @@ class Shards:
         ValueError: If it is a pipeline, and grows or has sequences.
     """
 
-    names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Pipeline
+    names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | WebDatasetPipeline
     _: KW_ONLY
     retry: Retry | None = None
     throttle: Throttle | None = None
@@ -97,7 +97,7 @@ def open_source(
     spec: str
     | os.PathLike[str]
     | Sequence[str | os.PathLike[str]]
-    | Pipeline
+    | WebDatasetPipeline
     | Arrays
     | MapDataset,
     *,

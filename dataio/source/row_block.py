@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.buffers import BufferRing
+from dataio.rows.encoding import converted
 from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Raw, Stored, row_schema
-from dataio.rows.numbers import converted
 from dataio.rows.rows import Rows, make_rows
 
 BLOCK_BYTES = 8 << 20
@@ -76,7 +76,7 @@ class RowBlock:
         Args:
             sample_ids: int64[n]: Their numbers.
             raws: For each field, by name, n values in the source.
-            where: Tells shard and sample of the i-th, for the message.
+            where: Names shard and sample of the i-th, for the message.
         """
         for name, field in self._fields:
             values = _encoded(name, field, raws[name], where)

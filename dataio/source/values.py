@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import FieldError
+from dataio.rows.encoding import converted
 from dataio.rows.fields import Array, Field, Float, Int, Raw, Tokens
-from dataio.rows.numbers import converted
 
 
 @runtime_checkable

@@ -1,4 +1,7 @@
-"""What a training step reports of its rows, checked and written into the scores."""
+"""What a training step reports of its rows, checked and written into the scores.
+
+Where a policy goes by losses, the ranks ask once an epoch whether the rows were reported.
+"""
 
 import logging
 from collections import deque
@@ -11,7 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dataio.base.errors import StateError
 from dataio.plan.history import Scores, record
+from dataio.plan.policies import Importance
+from dataio.world import World
 
 STEPS_AT_ONCE = 16
 
@@ -73,11 +79,6 @@ class _Report:
     sent: torch.Tensor | None
     done: torch.cuda.Event | None
     epoch: int
-
-    @property
-    def columns(self) -> frozenset[str]:
-        """Names of all its columns."""
-        return frozenset([*self.at_hand, *self.names])
 
     def is_there(self) -> bool:
         return self.done is None or bool(self.done.query())  # type: ignore[no-untyped-call]
@@ -168,7 +169,7 @@ class Feedback:
         for _ in reports:
             self._under_way.popleft()
         for (epoch, _), alike in groupby(
-            reports, key=lambda report: (report.epoch, report.columns)
+            reports, key=lambda one: (one.epoch, frozenset([*one.at_hand, *one.names]))
         ):
             parts = [report.values() for report in alike]
             rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -242,3 +243,71 @@ def _array(values: torch.Tensor) -> _Values:
     if values.is_floating_point():  # NumPy has no bfloat16
         values = values.detach().to("cpu", torch.float32)
     return values.cpu().numpy()
+
+
+REPORTED_FRACTION = 0.9
+"""Of the rows trained must be reported, else a message says so: the last batch may come later."""
+
+CALL = "loader.report(batch, loss, *importance.outcome(logits, labels))"
+
+
+class Reported:
+    """Misses the reports of an epoch.
+
+    Args:
+        feedback: Counts the rows that were reported on this rank.
+        world: All ranks.
+        importance: The policy, for messages.
+        keeps_scores: Whether it keeps what is reported.
+        earlier: One of the same run, of fewer samples: what it saw is remembered.
+    """
+
+    def __init__(
+        self,
+        feedback: Feedback,
+        world: World,
+        importance: Importance | None,
+        *,
+        keeps_scores: bool,
+        earlier: "Reported | None" = None,
+    ) -> None:
+        self._feedback = feedback
+        self._world = world
+        self._importance = importance
+        self._keeps_scores = keeps_scores
+        # Of all ranks: whether rows were reported, and whether it was logged that too few were.
+        self._has_any: bool = earlier is not None and earlier._has_any
+        self._has_warned: bool = earlier is not None and earlier._has_warned
+
+    def check(self, num_rows: int, *, epoch: int) -> None:
+        """Refuse an epoch of which nothing was reported to a policy that keeps it. Collective.
+
+        Also the point that no rank passes before all have reported.
+
+        Args:
+            num_rows: Rows that this rank trained in the epoch.
+            epoch: The epoch.
+
+        Raises:
+            StateError: On all ranks, if no row was reported so far.
+        """
+        reported, self._feedback.num_rows = self._feedback.num_rows, 0
+        mine = np.array([num_rows, reported])
+        trained, reported = self._world.allreduce(mine, op="sum", doing="report scores").tolist()
+        self._has_any |= reported > 0
+        if not self._keeps_scores or reported >= REPORTED_FRACTION * trained:
+            return
+        if not self._has_any:
+            raise StateError(
+                f"Loader: epoch {epoch} ended and no row was reported, expected all, as "
+                f"importance is {self._importance}, which goes by losses: call {CALL} after each "
+                "step, or give no importance",
+                on_all_ranks=True,
+            )
+        if not self._has_warned and self._world.rank == 0:
+            log.warning(
+                "[rank 0] epoch %d: %d of %d rows that were trained were reported, and importance "
+                "goes by losses: call %s after each step",
+                epoch, reported, trained, CALL,
+            )  # fmt: skip
+        self._has_warned = True

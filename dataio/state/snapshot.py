@@ -201,7 +201,7 @@ def load_samples(
         StateError: On all ranks, if any part is missing, damaged, or of another save.
     """
     rank, size, num_nodes = world.rank, world.world_size, len(saved.nodes)
-    first, stop = (-(-book * num_samples // size) for book in (rank, rank + 1))
+    first, stop = (-(-part * num_samples // size) for part in (rank, rank + 1))
     index = _unsaved(np.arange(first, stop), dtype)
     meta: dict[str, Any] = {}
     # A lap reads one file on every rank: in the order of the files, and memory stays small.

@@ -14,22 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import DamagedFileError
+from dataio.base.filesystem import named, readable
 from dataio.rows.rows import Rows
-from dataio.store.arrivals import Arrivals
 from dataio.store.background import Background
 from dataio.store.commit_log import CommitLog
-from dataio.store.disk_errors import named, readable
-from dataio.store.disk_space import DiskSpace
-from dataio.store.files.fetch import Fetcher, is_needed
+from dataio.store.files.fetch import Fetcher
 from dataio.store.files.manifest import Entries
-from dataio.store.files.reader import RowReader, locate
+from dataio.store.files.reader import RowReader, exceeds_memory, locate
 from dataio.store.files.row_files import RowFiles
 from dataio.store.hold import Hold
-from dataio.store.identity import Identity
+from dataio.store.manifest_files import Identity
 from dataio.store.quota import Budget
-from dataio.store.room import Room
-from dataio.store.staged import StagedRows
-from dataio.store.writer import RowWriter
+from dataio.store.room import DiskSpace, Room
+from dataio.store.writer import Arrivals, RowWriter, StagedRows
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +196,7 @@ class Cache:
         """
         if self._fetcher is None:
             reader = RowReader(self.schema, self.files.fixed, self.directory)
-            if is_needed(reader):
+            if exceeds_memory(reader):
                 self._fetcher = Fetcher(reader)
                 self.files.expect_no_neighbours()
         return self._fetcher

@@ -40,30 +40,9 @@ class CheckedSource:
     def __init__(self, source: Source, *, check: Check, skips: bool) -> None:
         self._source, self._check, self._skips = source, check, skips
         self.refused: list[tuple[int, str]] = []
-
-    @property
-    def name(self) -> str:
-        return self._source.name
-
-    @property
-    def made_as(self) -> str:
-        return self._source.made_as
-
-    @property
-    def num_samples(self) -> int:
-        return self._source.num_samples
-
-    @property
-    def total_bytes(self) -> int:
-        return self._source.total_bytes
-
-    @property
-    def fingerprint(self) -> str:
-        return self._source.fingerprint
-
-    @property
-    def shard_starts(self) -> NDArray[np.int64]:
-        return self._source.shard_starts
+        self.name, self.made_as = source.name, source.made_as
+        self.num_samples, self.total_bytes = source.num_samples, source.total_bytes
+        self.fingerprint, self.shard_starts = source.fingerprint, source.shard_starts
 
     @property
     def bytes_read(self) -> int:

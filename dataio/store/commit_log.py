@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from dataio.base.atomic import read_table
 from dataio.base.errors import DamagedFileError
+from dataio.base.filesystem import named
 from dataio.rows.rows import corrupt_rows
-from dataio.store.disk_errors import named
+from dataio.store.files.extents import Space
 from dataio.store.files.manifest import (
     Entries,
     empty_entries,
@@ -25,7 +26,6 @@ from dataio.store.files.manifest import (
 from dataio.store.files.row_files import RowFiles
 from dataio.store.files.store import map_table
 from dataio.store.manifest_files import ManifestFiles
-from dataio.store.space import Space
 from dataio.store.state import (
     Head,
     base_name,

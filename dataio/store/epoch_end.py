@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.plan.segment import Position
-from dataio.store.moves import Moves
+from dataio.store.moves import PoolMoves
 from dataio.store.pool import Pool
 
 Agree = Callable[[str, Mapping[str, float] | None], object]
@@ -20,7 +20,9 @@ Agree = Callable[[str, Mapping[str, float] | None], object]
 it. None: nothing was exchanged."""
 
 
-def end_epoch(pool: Pool, moves: Moves, position: Position, *, agree: Agree) -> NDArray[np.int64]:
+def end_epoch(
+    pool: Pool, moves: PoolMoves, position: Position, *, agree: Agree
+) -> NDArray[np.int64]:
     """Bring a node from the running epoch's rows to those of the next. Collective.
 
     Blocks until partners have sent their rows, and on the disk. What is staged beside training
@@ -50,7 +52,7 @@ def commit_arrivals(
 
     Collective, in two phases: when every rank's arrivals are durable, each node replaces its
     manifest, beside what comes next. The next commit waits for that before it seals, and so does
-    `Pool.await_commit`. A kill before, between or after leaves nodes at most one epoch apart, and
+    `Cache.await_commit`. A kill before, between or after leaves nodes at most one epoch apart, and
     `Pool.ensure` steps back one.
 
     Args:
@@ -63,7 +65,7 @@ def commit_arrivals(
         int64[n]: Slots that hold other rows than before.
     """
     assert not pool.is_staging, "a commit of staged rows would miss some"
-    pool.await_commit()
+    pool.cache.await_commit()
     pool.cache.seal(epoch)
     doing = "make arrivals durable"
     if agree is None:

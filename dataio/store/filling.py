@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.progress import Progress
+from dataio.base.progress import ProgressBar
 from dataio.options import Staging
 from dataio.rows.fields import Field
 from dataio.source.base import Source
@@ -14,9 +14,9 @@ from dataio.source.storage.throttle import Throttle
 from dataio.store.cache import Cache
 from dataio.store.pull import Pull
 from dataio.store.quota_agreement import QuotaAgreement
-from dataio.store.reconcile import Missing, Plan, find_missing, find_surplus
-from dataio.store.source_sizes import guess_variable_bytes
-from dataio.store.staging import Piece, StagingRun, plan_pieces
+from dataio.store.reconcile import FillingPlan, MissingRows, find_missing, find_surplus
+from dataio.store.share import guess_variable_bytes
+from dataio.store.staging import StagingPiece, StagingRun, plan_pieces
 from dataio.world import World
 
 LIMIT_NAME = "bandwidth"
@@ -35,7 +35,7 @@ class Filling:
         fields: What is kept of a sample.
         cache: The node's files.
         world: All ranks.
-        quota: What the nodes agree on under a quota.
+        quota: What the nodes agree on under a quota; None without one.
         shares: Whether other jobs may read the cache once it is whole.
         shows_progress: Whether this rank shows progress on a terminal.
         staging: How rows come from the source.
@@ -55,7 +55,7 @@ class Filling:
         cache: Cache,
         *,
         world: World,
-        quota: QuotaAgreement,
+        quota: QuotaAgreement | None,
         shares: bool,
         shows_progress: bool,
         staging: Staging,
@@ -85,7 +85,7 @@ class Filling:
         """Whether rows still come in beside training."""
         return self._staging is not None
 
-    def carry_out(self, plan: Plan, *, groups: Sequence[tuple[int, int]] | None) -> None:
+    def carry_out(self, plan: FillingPlan, *, groups: Sequence[tuple[int, int]] | None) -> None:
         """Bring the node to hold what its plan wants. Collective.
 
         Args:
@@ -103,7 +103,8 @@ class Filling:
         ).tolist()
         if not has_work:
             self._share()
-            self._quota.make_windows()
+            if self._quota is not None:
+                self._quota.make_windows()
             return
         pulls = world.num_nodes > 1 and bool(lacks_rows and any_rows)
         if plan.has_work:
@@ -119,11 +120,11 @@ class Filling:
                 plan.wanted,
                 num_missing=cache.log.num_missing,
                 is_filled=cache.room.is_filled,
-                budget=self._quota.budget,
+                budget=self._quota.budget if self._quota is not None else None,
             )
         self._stage(missing, groups or [(0, plan.wanted.num_slots)], in_groups=bool(groups))
 
-    def _write_manifest(self, plan: Plan, *, pulls: bool) -> None:
+    def _write_manifest(self, plan: FillingPlan, *, pulls: bool) -> None:
         """Make the plan's entries the manifest, if it has any. Collective.
 
         If rows are to be pulled, those that belong to no slot any more are kept until then.
@@ -136,7 +137,7 @@ class Filling:
             (cache.directory / LIMIT_NAME).unlink(missing_ok=True)
         if world.local_rank == 0 and entries is not None:
             # A quota has no room for one more file: after a kill such rows are read again.
-            kept = surplus if self._quota.budget is None else None
+            kept = surplus if self._quota is None else None
             cache.rewrite(
                 entries, epoch=plan.wanted.epoch, placement=plan.wanted.name, surplus=kept
             )
@@ -147,7 +148,7 @@ class Filling:
         # were missing.
         world.barrier(doing="open the cache with its new placement")
 
-    def _pull(self, missing: Missing) -> None:
+    def _pull(self, missing: MissingRows) -> None:
         """Take in the missing rows that other nodes hold. Collective."""
         if self._first_tag < 0:
             self._first_tag = self._world.open_channel()
@@ -175,7 +176,7 @@ class Filling:
         self._world.barrier(doing="see the rows that were pulled")
 
     def _stage(
-        self, missing: Missing, groups: Sequence[tuple[int, int]], *, in_groups: bool
+        self, missing: MissingRows, groups: Sequence[tuple[int, int]], *, in_groups: bool
     ) -> None:
         """Read the missing rows, a part on each local rank. Collective."""
         self._staging = staging = self._plan_staging(missing, groups)
@@ -192,17 +193,17 @@ class Filling:
         else:
             self._commit(staging)
 
-    def _plan_staging(self, missing: Missing, groups: Sequence[tuple[int, int]]) -> StagingRun:
+    def _plan_staging(self, missing: MissingRows, groups: Sequence[tuple[int, int]]) -> StagingRun:
         cache, world = self._cache, self._world
         slots, ids = missing.slots, missing.sample_ids
         positions = cache.log.space.set_aside(len(slots))
-        pieces: list[Piece] = []
+        pieces: list[StagingPiece] = []
         row_bytes = cache.schema.fixed_bytes + guess_variable_bytes(self._source, cache.schema)
         least_rows = -(-LEAST_PART_BYTES // max(row_bytes, 1)) if len(groups) > 1 else 1
         for number, (start, stop) in enumerate(groups):
             rows = slice(*np.searchsorted(slots, [start, stop]).tolist())
             pieces += plan_pieces(
-                Piece(number, slots[rows], ids[rows], positions[rows]),
+                StagingPiece(number, slots[rows], ids[rows], positions[rows]),
                 shard_starts=self._source.shard_starts,
                 local_rank=world.local_rank,
                 local_size=world.local_size,
@@ -226,7 +227,7 @@ class Filling:
 
     def _drive(self, staging: StagingRun, *, num_groups: int, alone: bool = False) -> None:
         """Stage until every rank has its groups, in step: no rank waits long for a slow one."""
-        bar: Progress | None = None
+        bar: ProgressBar | None = None
         before = np.zeros(3, np.int64)
         while True:
             if alone:
@@ -236,11 +237,13 @@ class Filling:
             waits = staging.groups_done < num_groups
             mine = np.array([staging.num_rows, staging.num_bytes, staging.total_rows, waits])
             sums = self._world.allreduce(mine, op="sum", doing="stage rows")
-            bar = bar or Progress("staging", int(sums[2]), shown=self._shows_progress)
-            bar.add(int(sums[0] - before[0]), num_bytes=int(sums[1] - before[1]))
+            if self._shows_progress:
+                bar = bar or ProgressBar("staging", int(sums[2]), shown=True)
+                bar.add(int(sums[0] - before[0]), num_bytes=int(sums[1] - before[1]))
             before = sums[:3]
             if not sums[3]:
-                bar.close()
+                if bar is not None:
+                    bar.close()
                 return
 
     def _commit(self, staging: StagingRun) -> None:
@@ -248,16 +251,21 @@ class Filling:
         cache = self._cache
         staging.close()
         self._staging = None
-        self._quota.agree_on_staged(overflowed=staging.overflowed)
+        quota = self._quota
+        if quota is not None:
+            quota.agree_on_staged(overflowed=staging.overflowed)
         if self._world.local_rank == 0:
             cache.fill_commit()
-            self._quota.mark_filled()
-        if self._quota.budget is None or not cache.log.num_missing:
+            if quota is not None:
+                quota.mark_filled()
+        if cache.files.has_heap and (quota is None or not cache.log.num_missing):
             cache.disk.trim()
         self._world.barrier(doing="commit the staged rows")
         cache.refresh()
         self._share()
-        self._quota.make_windows(staged_bytes_per_s=staging.num_bytes / max(self.staging_s, 1e-9))
+        if quota is not None:
+            rate = staging.num_bytes / max(self.staging_s, 1e-9)
+            quota.make_windows(staged_bytes_per_s=rate)
 
     def _share(self) -> None:
         """Let other jobs read the cache, if nothing will be written to it any more."""

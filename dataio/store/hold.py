@@ -7,8 +7,8 @@ from typing import Any
 from dataio.base.atomic import write_record
 from dataio.base.errors import CacheBusyError, CacheStagingError, OtherDatasetError
 from dataio.base.own import check_readable, make_own
-from dataio.store.identity import Identity, read_meta
 from dataio.store.lock import CacheLock, Mode, owners
+from dataio.store.manifest_files import Identity, read_meta
 
 
 class Hold:
@@ -93,7 +93,7 @@ class Hold:
 
         Args:
             is_new: Whether nothing was ever committed.
-            holds_rows: Tells whether it holds any row.
+            holds_rows: Returns whether it holds any row.
 
         Raises:
             OtherDatasetError: If it holds rows of something else.

@@ -1,9 +1,11 @@
 """Rows between epochs: the exchange under way."""
 
+from functools import cached_property
+
 import numpy as np
 
 from dataio.plan.placement import Placements
-from dataio.plan.policies import Exchange, ExchangeContext, RowStore
+from dataio.plan.policies import ExchangeContext, RowExchange, RowStore
 from dataio.plan.segment import Position
 from dataio.rows.parcel import ParcelBuffers
 from dataio.rows.rows import IdStore
@@ -12,16 +14,13 @@ from dataio.store.pool import Pool
 NO_EPOCH = 1 << 62
 
 
-class Moves:
+class PoolMoves:
     """A pool's rows on their way from one epoch's placement to the next.
 
     Args:
         pool: The node's rows.
         placements: Where they are to lie.
         first_tag: Messages use the tags of this channel.
-
-    Attributes:
-        buffers: Memory for parcels, which one exchange after the other uses.
     """
 
     def __init__(self, pool: Pool, placements: Placements, *, first_tag: int) -> None:
@@ -29,9 +28,13 @@ class Moves:
         self._world = pool.world
         self._placements = placements
         self._first_tag = first_tag
-        self.buffers = ParcelBuffers()
-        self._exchange: Exchange | None = None
+        self._exchange: RowExchange | None = None
         self._mean_row_bytes = 0
+
+    @cached_property
+    def buffers(self) -> ParcelBuffers:
+        """Memory for parcels, which one exchange after the other uses."""
+        return ParcelBuffers()
 
     @property
     def by_exchange(self) -> bool:

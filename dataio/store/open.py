@@ -21,15 +21,14 @@ from dataio.base.own import distrust
 from dataio.rows.fields import Field, declarations, row_schema
 from dataio.source import ImageFolderSource
 from dataio.source.base import Source
-from dataio.source.wrap.growing import as_growing
+from dataio.source.wrap.growing import GrowingSource
 from dataio.source.wrap.transformed import TransformedSource
 from dataio.store.cache import Cache
-from dataio.store.identity import Identity
+from dataio.store.manifest_files import Identity
 from dataio.store.prepare import prepare
 from dataio.store.quota import Budget, Need, without_history
 from dataio.store.quota_agreement import agree_on_budget
-from dataio.store.share import Share
-from dataio.store.source_sizes import guess_heap_bytes, guess_shard_bytes, guess_variable_bytes
+from dataio.store.share import Share, guess_heap_bytes, guess_shard_bytes, guess_variable_bytes
 from dataio.world import World
 
 log = logging.getLogger(__name__)
@@ -101,8 +100,7 @@ def _wanted(
     if isinstance(source, TransformedSource | ImageFolderSource) and source.variant:
         identity += f"|{source.variant}"
     name = xxhash.xxh3_64_hexdigest(identity.encode())[:12]
-    growing = as_growing(source)
-    prefixes = frozenset(growing.prefixes if growing is not None else ())
+    prefixes = frozenset(source.prefixes if isinstance(source, GrowingSource) else ())
     num_arrivals = 2 * share.num_leaving * world.local_size
     num_positions = share.num_slots + num_arrivals
     budget = None

@@ -1,7 +1,8 @@
 """A node's pool: rows by slot, and their scores; the parts of it put together."""
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from dataio.store.checked_source import CheckedSource
 from dataio.store.filling import Filling
 from dataio.store.open import open_cache, scores_directory
 from dataio.store.quota_agreement import QuotaAgreement
-from dataio.store.reconcile import Held, reconcile
+from dataio.store.reconcile import HeldRows, reconcile
 from dataio.store.repair import repair_rows
 from dataio.store.share import Share
 from dataio.store.streaming import SlotsOf, Streamed, Streaming
@@ -47,6 +48,7 @@ class Pool:
 
     Attributes:
         streamed: Counts what `windows` read.
+        checked_source: Reads the source as staging does, and raises what it refused.
         cache: The files.
         scores: scores[num_slots], shared by the node's ranks, and by no other job; read-only, as of
             rows never reported, where the policy keeps none.
@@ -67,7 +69,9 @@ class Pool:
     ) -> None:
         columns = arguments.importance.columns if arguments.importance is not None else ()
         self.source = source
-        self._checked = CheckedSource(source, check=arguments.staging.check, skips=arguments.skips)
+        self.checked_source = CheckedSource(
+            source, check=arguments.staging.check, skips=arguments.on_error == "skip"
+        )
         self.fields = fields
         self.world = world
         self.keeps_scores = bool(columns)
@@ -85,21 +89,24 @@ class Pool:
             undo.callback(self.cache.close)
             self.cache.load()
             dtype = score_dtype(columns)
-            self.scores = no_scores(share.num_slots, dtype)
-            if columns:
+            if not columns:
+                self.scores = no_scores(share.num_slots, dtype)
+            else:
                 with self.cache.named("make room for scores"):
                     place_of_scores = scores_directory(self.cache.directory)
                     self.scores = open_scores(place_of_scores, share.num_slots, dtype, world=world)
             undo.pop_all()
-        self._quota = QuotaAgreement(budget, self.cache, world, rows_move=self._exchanges)
+        self._quota: QuotaAgreement | None = None
+        if budget is not None:
+            self._quota = QuotaAgreement(budget, self.cache, world, rows_move=self._exchanges)
         self._filling: Filling = Filling(
-            self._checked,
+            self.checked_source,
             fields,
             self.cache,
             world=world,
             quota=self._quota,
             shares=not self._exchanges,
-            shows_progress=arguments.reports.progress and world.rank == 0,
+            shows_progress=arguments.reports.progress and world.rank == 0 and sys.stderr.isatty(),
             staging=arguments.staging,
             earlier=earlier._filling if earlier is not None else None,
         )
@@ -107,7 +114,7 @@ class Pool:
     @property
     def moves(self) -> bool:
         """Whether rows may be exchanged: with a quota, `ensure` and `agree_to_move` decide."""
-        return self._quota.rows_move
+        return self._exchanges if self._quota is None else self._quota.rows_move
 
     @property
     def staging_s(self) -> float:
@@ -162,13 +169,13 @@ class Pool:
                 go on with the others: call `await_rows` before use. `finish_staging`, which comes
                 before the next commit, and `ensure` wait for all.
         """
-        assert groups is None or self._quota.budget is None, "what does not fit comes in no group"
+        assert groups is None or self._quota is None, "what does not fit comes in no group"
         self.finish_staging()
         self.close_windows()
-        self.await_commit()
+        self.cache.await_commit()
         self._placement, self._sample_ids = placement, None
         cache, commits = self.cache, self.cache.log
-        held = Held(
+        held = HeldRows(
             cache.entries,
             cache.log.epoch,
             cache.log.placement,
@@ -181,7 +188,7 @@ class Pool:
         plan = reconcile(
             held,
             placement,
-            budget=self._quota.budget,
+            budget=self._quota.budget if self._quota is not None else None,
             rows_move=self._exchanges,
             may_exchange=self.moves,
         )
@@ -192,7 +199,7 @@ class Pool:
 
         Collective with a quota; without one the answer is known.
         """
-        return self._quota.agree_to_move()
+        return self._exchanges if self._quota is None else self._quota.agree_to_move()
 
     @property
     def sample_ids(self) -> NDArray[np.int64]:
@@ -226,15 +233,16 @@ class Pool:
             StallError: If rows are not read within the world's time limit.
             DataioError: What the source raised.
         """
-        if self._quota.halves is None or not steps:
+        halves = self._quota.halves if self._quota is not None else None
+        if halves is None or not steps:
             yield from [steps] if steps else []
             return
         self.close_windows()
         streaming = self._streaming = Streaming(
-            self._checked,
+            self.checked_source,
             self.fields,
             self.cache,
-            halves=self._quota.halves,
+            halves=halves,
             sample_ids=self.sample_ids,
             slots_of=slots_of,
             steps=steps,
@@ -310,7 +318,7 @@ class Pool:
             CorruptRowError: If the source has no such sample, or other bytes of it than the
                 manifest's checksum says.
         """
-        repair_rows(self.cache, slots, source=self._checked, fields=self.fields)
+        repair_rows(self.cache, slots, source=self.checked_source, fields=self.fields)
 
     def fetch(self, sample_ids: NDArray[np.int64]) -> Iterator[Rows]:
         """Read samples from the source, to go in the place of rows that were damaged elsewhere.
@@ -319,28 +327,7 @@ class Pool:
             sample_ids: int64[n], sorted, distinct; ids that no sample has are ignored.
         """
         known = (sample_ids >= 0) & (sample_ids < self.source.num_samples)
-        return self._checked.read(sample_ids[known], self.fields)
-
-    def raise_refused(
-        self, are_excluded: Callable[[NDArray[np.int64]], NDArray[np.bool_]] = no_rows
-    ) -> None:
-        """Raise what is wrong with pictures that were staged, if that is an error.
-
-        Args:
-            are_excluded: int64[n] samples -> bool[n]: whether no epoch shows them.
-
-        Raises:
-            FieldError: If some are not whole; see `CheckedSource`.
-        """
-        self._checked.raise_refused(are_excluded)
-
-    def await_commit(self) -> None:
-        """Wait until this node's part of the last commit is durable. Blocks on the disk.
-
-        Raises:
-            CacheError: If it could not be written.
-        """
-        self.cache.await_commit()
+        return self.checked_source.read(sample_ids[known], self.fields)
 
     def close(self) -> None:
         """Release the cache; the files stay for the next job."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.progress import Progress
+from dataio.base.progress import ProgressBar
 from dataio.exchange.directory import MESSAGE_BYTES, all_to_all, find_holders
 from dataio.exchange.transfer import Parcel, Transfer
 from dataio.rows.rows import Rows, RowSchema, copy_rows, corrupt_rows, make_rows
@@ -163,7 +163,7 @@ class Pull:
             mine = np.array([len(self._slots) - self._done, self._store.num_bytes])
             left = world.allgather_array(mine, doing="pull rows")
             total, num_bytes = left.sum(axis=0).tolist()
-            bar = bar or Progress("pulling rows from other nodes", total, shown=self._shown)
+            bar = bar or ProgressBar("pulling rows from other nodes", total, shown=self._shown)
             if total in (0, before):
                 bar.close()
                 return Pulled(self._store.rows, self._store.num_bytes)

@@ -7,7 +7,7 @@ import numpy as np
 from dataio.base.sizes import format_bytes
 from dataio.store.cache import Cache
 from dataio.store.quota import Budget, Need, plan_budget, too_small
-from dataio.store.streaming import Half, halve
+from dataio.store.streaming import WindowHalf, halve
 from dataio.world import World
 
 log = logging.getLogger(__name__)
@@ -27,36 +27,34 @@ def agree_on_budget(quota_bytes: int, need: Need, world: World) -> Budget:
 
 
 class QuotaAgreement:
-    """What the nodes know together of a quota. Without one its methods do nothing.
+    """What the nodes know together of a quota.
 
     Args:
-        budget: What this node's cache may hold; None without a quota.
+        budget: What this node's cache may hold.
         cache: The node's files.
         world: All ranks.
         rows_move: Whether rows are to be exchanged at all.
 
     Attributes:
-        rows_move: Whether rows may be exchanged. With a quota they may until one node lacks room.
+        rows_move: Whether rows may be exchanged: they may until one node lacks room.
         halves: Space of this rank for two windows; None where all rows stay.
     """
 
-    def __init__(
-        self, budget: Budget | None, cache: Cache, world: World, *, rows_move: bool
-    ) -> None:
+    def __init__(self, budget: Budget, cache: Cache, world: World, *, rows_move: bool) -> None:
         self.budget = budget
         self._cache = cache
         self._world = world
         self._wants_to_move = rows_move
         self.rows_move = rows_move
-        self.halves: tuple[Half, Half] | None = None
+        self.halves: tuple[WindowHalf, WindowHalf] | None = None
         self._has_warned = False
 
     def agree_to_move(self) -> bool:
-        """Decide whether every node has room for an exchange. Collective with a quota.
+        """Decide whether every node has room for an exchange. Collective.
 
         Once one node has no room, no node exchanges rows any more.
         """
-        if self.budget is not None and self.rows_move:
+        if self.rows_move:
             cannot = np.array([not self._cache.room.has_room_to_move()])
             most = self._world.allreduce(
                 cannot.astype(np.int64), op="max", doing="compare rooms for arrivals"
@@ -70,8 +68,6 @@ class QuotaAgreement:
         Args:
             overflowed: Whether this rank had no room for some of its rows.
         """
-        if self.budget is None:
-            return
         cache, world = self._cache, self._world
         cannot_move = self._wants_to_move and not cache.room.may_have_room_to_move()
         ranks = world.topology.ranks_of_node[world.node]
@@ -88,7 +84,7 @@ class QuotaAgreement:
         Windows need the space of the epoch before.
         """
         cache = self._cache
-        if self.budget is not None and cache.log.num_missing:
+        if cache.log.num_missing:
             if cache.log.can_step_back:
                 cache.rewrite(cache.entries, epoch=cache.log.epoch, placement=cache.log.placement)
             cache.mark_filled()
@@ -99,8 +95,6 @@ class QuotaAgreement:
         Args:
             staged_bytes_per_s: The rate of this rank's staging, if it staged anything.
         """
-        if self.budget is None:
-            return
         cache, world = self._cache, self._world
         self.agree_to_move()
         self.halves = None

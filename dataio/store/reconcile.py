@@ -23,7 +23,7 @@ to other slots than before."""
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldRows:
     """What a node holds, as its manifest says.
 
     Attributes:
@@ -48,7 +48,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingRows:
     """Rows that are to come to the node.
 
     Attributes:
@@ -61,7 +61,7 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FillingPlan:
     """What is to be done on one node.
 
     Attributes:
@@ -76,13 +76,13 @@ class Plan:
     wanted: Placement
     change: Change
     entries: Entries | None
-    missing: Missing
+    missing: MissingRows
     has_work: bool
 
 
 def reconcile(
-    held: Held, wanted: Placement, *, budget: Budget | None, rows_move: bool, may_exchange: bool
-) -> Plan:
+    held: HeldRows, wanted: Placement, *, budget: Budget | None, rows_move: bool, may_exchange: bool
+) -> FillingPlan:
     """Decide how a node comes to hold these samples, each in its slot.
 
     Args:
@@ -98,7 +98,7 @@ def reconcile(
     now = held.entries if entries is None else entries
     num_missing = held.num_missing if entries is None else entries.count_missing()
     is_filled = held.is_filled and entries is None
-    return Plan(
+    return FillingPlan(
         wanted,
         change,
         entries,
@@ -108,7 +108,7 @@ def reconcile(
 
 
 def _change(
-    held: Held, wanted: Placement, *, budget: Budget | None, rows_move: bool, may_exchange: bool
+    held: HeldRows, wanted: Placement, *, budget: Budget | None, rows_move: bool, may_exchange: bool
 ) -> tuple[Change, Entries | None]:
     if budget is not None and held.num_missing and find_beyond(held.entries, budget).any():
         # As after a run with smaller batches, which had smaller windows.
@@ -140,10 +140,10 @@ def find_missing(
     num_missing: int,
     is_filled: bool,
     budget: Budget | None,
-) -> Missing:
+) -> MissingRows:
     """Find the slots whose rows are missing and may stay, and their samples."""
     if not num_missing or is_filled:
-        return Missing(np.empty(0, np.int64), np.empty(0, np.int64))
+        return MissingRows(np.empty(0, np.int64), np.empty(0, np.int64))
     slots = np.flatnonzero(~entries.present)
     ids = wanted.sample_ids()[slots]
     if budget is not None:
@@ -151,7 +151,7 @@ def find_missing(
         # Whole shards, so that later as few as possible are read for the rows that do not stay.
         chosen = np.sort(np.argsort(ids, kind="stable")[: max(room, 0)])
         slots, ids = slots[chosen], ids[chosen]
-    return Missing(slots, ids)
+    return MissingRows(slots, ids)
 
 
 def find_surplus(rows: Entries, wanted: NDArray[np.int64]) -> Entries:

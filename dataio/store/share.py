@@ -1,4 +1,4 @@
-"""How a dataset is shared out among nodes."""
+"""How a dataset is shared out among nodes, and how large its rows and shards are likely to be."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,7 @@ import numpy as np
 from dataio.base.errors import SourceError
 from dataio.plan.layout import Layout
 from dataio.plan.placement import Placement
+from dataio.rows.rows import RowSchema
 from dataio.source.base import Source
 from dataio.world import World
 
@@ -55,3 +56,26 @@ def lay_out(source: Source, world: World) -> Layout:
             f"the {world.num_replicas} replicas; start fewer ranks, or name more shards"
         )
     return Layout(world.replicas_per_node, source.num_samples)
+
+
+def guess_heap_bytes(source: Source, schema: RowSchema, *, num_slots: int) -> int:
+    """Guess the bytes of a pool's variable fields: its part of the source, or 0 if unknown."""
+    if not schema.variable:
+        return 0
+    return source.total_bytes * num_slots // max(source.num_samples, 1)
+
+
+def guess_variable_bytes(source: Source, schema: RowSchema) -> int:
+    """Guess the bytes of a row's variable fields; 0 if unknown."""
+    mean = source.total_bytes // max(source.num_samples, 1)
+    return max(mean - schema.fixed_bytes, 0) if schema.variable else 0
+
+
+def guess_shard_bytes(source: Source, schema: RowSchema) -> int:
+    """Guess the bytes of the largest shard; 0 if unknown, or if the source is in one piece."""
+    starts = np.append(source.shard_starts, source.num_samples)
+    most = int(np.diff(starts).max())
+    if len(starts) < 3:
+        return 0
+    total = source.total_bytes
+    return most * schema.fixed_bytes if not total else total * most // source.num_samples

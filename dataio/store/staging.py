@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError, StallError
-from dataio.plan.division import cut_at_shards, divide_along_shards
+from dataio.plan.layout import cut_at_shards, divide_along_shards
 from dataio.rows.fields import Field
 from dataio.rows.rows import Rows
 from dataio.source.base import Source
@@ -30,7 +30,7 @@ BLOCKS_PER_READER = 2
 
 
 @dataclass(frozen=True)
-class Piece:
+class StagingPiece:
     """Rows that one reader reads in one go.
 
     Attributes:
@@ -45,21 +45,23 @@ class Piece:
     sample_ids: NDArray[np.int64]
     positions: NDArray[np.int64]
 
-    def part(self, start: int, stop: int) -> "Piece":
+    def part(self, start: int, stop: int) -> "StagingPiece":
         """Take rows [start, stop) of it."""
         rows = slice(start, stop)
-        return Piece(self.group, self.slots[rows], self.sample_ids[rows], self.positions[rows])
+        return StagingPiece(
+            self.group, self.slots[rows], self.sample_ids[rows], self.positions[rows]
+        )
 
 
 def plan_pieces(
-    missing: Piece,
+    missing: StagingPiece,
     *,
     shard_starts: NDArray[np.int64],
     local_rank: int,
     local_size: int,
     num_readers: int,
     least_rows: int = 1,
-) -> list[Piece]:
+) -> list[StagingPiece]:
     """Choose what one rank reads of the rows that its node misses, piece by piece.
 
     Args:
@@ -79,7 +81,7 @@ def plan_pieces(
     ids = missing.sample_ids[order]
     shares = divide_along_shards(ids, shard_starts=shard_starts, num_parts=num_parts).tolist()
     mine = order[shares[part] : shares[part + 1]]
-    share = Piece(
+    share = StagingPiece(
         missing.group, missing.slots[mine], missing.sample_ids[mine], missing.positions[mine]
     )
     num_readers = max(min(num_readers, len(mine) // least_rows), 1)
@@ -111,7 +113,7 @@ class StagingRun:
         source: Source,
         fields: Mapping[str, Field],
         cache: Cache,
-        pieces: Sequence[Piece],
+        pieces: Sequence[StagingPiece],
         *,
         num_groups: int = 1,
         num_readers: int = 2,
@@ -131,7 +133,7 @@ class StagingRun:
         self._limit = limit
         self._limited = 0
         self._taking = threading.Lock()
-        self._blocks: queue.Queue[tuple[Piece, Rows] | BaseException] = queue.Queue(
+        self._blocks: queue.Queue[tuple[StagingPiece, Rows] | BaseException] = queue.Queue(
             max(BLOCKS_PER_READER * num_readers, 1)
         )
         self._stopped = threading.Event()
@@ -175,10 +177,11 @@ class StagingRun:
         except BaseException as error:
             self._hand_over(error)
 
-    def _read_piece(self, piece: Piece) -> None:
+    def _read_piece(self, piece: StagingPiece) -> None:
         done = 0
         for rows in self._source.read(piece.sample_ids, self._fields):
-            self._slow_down()
+            if self._limit is not None:
+                self._slow_down(self._limit)
             if not self._hand_over((piece.part(done, done + len(rows)), rows)):
                 return
             done += len(rows)
@@ -188,15 +191,13 @@ class StagingRun:
                 f"is not what its index says: remove the index or write it again"
             )
 
-    def _slow_down(self) -> None:
-        if self._limit is None:
-            return
+    def _slow_down(self, limit: Throttle) -> None:
         with self._taking:
             now = self._source.bytes_read
             taken, self._limited = now - self._limited, now
-        self._limit.take(taken)
+        limit.take(taken)
 
-    def _hand_over(self, block: tuple[Piece, Rows] | BaseException) -> bool:
+    def _hand_over(self, block: tuple[StagingPiece, Rows] | BaseException) -> bool:
         while not self._stopped.is_set():
             try:
                 self._blocks.put(block, timeout=0.2)
@@ -224,7 +225,7 @@ class StagingRun:
                 raise block
             self._write(*block)
 
-    def _write(self, piece: Piece, rows: Rows) -> None:
+    def _write(self, piece: StagingPiece, rows: Rows) -> None:
         fitting = self._cache.staged.write(piece.slots, piece.positions, rows)
         if fitting < len(rows):
             self._end_early()

@@ -131,7 +131,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FilesVerdict:
     """What the files of a directory mean.
 
     Attributes:
@@ -153,7 +153,7 @@ class Verdict:
     litter: tuple[str, ...] = ()
 
 
-def judge(names: Collection[str], head: Head | None) -> Verdict:
+def judge(names: Collection[str], head: Head | None) -> FilesVerdict:
     """Say what lies in a directory.
 
     Deltas of the epoch after the head's are no litter where all `next_deltas` are there; nor while
@@ -165,7 +165,7 @@ def judge(names: Collection[str], head: Head | None) -> Verdict:
     """
     ours = {name for name in names if TABLE.fullmatch(name) or LITTER.fullmatch(name)}
     if head is None:
-        return Verdict("new", litter=tuple(sorted(ours)))
+        return FilesVerdict("new", litter=tuple(sorted(ours)))
     staged: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
     if not head.deltas:
@@ -175,7 +175,7 @@ def judge(names: Collection[str], head: Head | None) -> Verdict:
     kept = {*head.named, *staged, *given}
     if next_deltas(head) <= ours:
         kept |= next_deltas(head)
-    return Verdict(
+    return FilesVerdict(
         _state(head),
         staged,
         given,

@@ -57,7 +57,7 @@ class Streamed:
 
 
 @dataclass(frozen=True)
-class Half:
+class WindowHalf:
     """Where a window's rows may lie: positions of the fixed fields, bytes of this rank's heap."""
 
     positions: NDArray[np.int64]
@@ -65,7 +65,7 @@ class Half:
 
 
 @dataclass(frozen=True)
-class Missing:
+class WindowRows:
     """Rows that a window needs, in the order of their samples.
 
     Attributes:
@@ -78,10 +78,10 @@ class Missing:
     sample_ids: NDArray[np.int64]
     steps: NDArray[np.int64]
 
-    def until(self, step: int) -> "Missing":
+    def until(self, step: int) -> "WindowRows":
         """Keep what the steps before this one need."""
         needed = self.steps < step
-        return Missing(self.slots[needed], self.sample_ids[needed], self.steps[needed])
+        return WindowRows(self.slots[needed], self.sample_ids[needed], self.steps[needed])
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Streaming:
         fields: Mapping[str, Field],
         cache: Cache,
         *,
-        halves: tuple[Half, Half],
+        halves: tuple[WindowHalf, WindowHalf],
         sample_ids: NDArray[np.int64],
         slots_of: SlotsOf,
         steps: range,
@@ -218,7 +218,7 @@ class Streaming:
         except BaseException as error:  # handed to the caller, who raises it
             self._ready.put(error)
 
-    def _load(self, first_step: int, half: Half, most_rows: int) -> Window | None:
+    def _load(self, first_step: int, half: WindowHalf, most_rows: int) -> Window | None:
         """Read a window; shorter than planned, if its rows are larger; None if stopped."""
         num_halves = 1
         most_rows = min(most_rows, self._rows_for(half))
@@ -247,13 +247,13 @@ class Streaming:
             stop = max(min(first_step + (stop - first_step) // 2, likely), first_step + 1)
         return None
 
-    def _rows_for(self, half: Half) -> int:
+    def _rows_for(self, half: WindowHalf) -> int:
         rows = len(half.positions)
         if self._mean_extent:
             rows = min(rows, int(FILL * len(half.heap) / self._mean_extent))
         return rows
 
-    def _plan(self, first_step: int, most_rows: int) -> tuple[Missing, int]:
+    def _plan(self, first_step: int, most_rows: int) -> tuple[WindowRows, int]:
         """Find the rows of as many steps as are expected to fit, and where these steps end."""
         batch = self._slots_of(first_step, 1).size
         guess = int(1.2 * most_rows / (batch * self._missing_fraction)) + 2
@@ -267,9 +267,9 @@ class Streaming:
         steps = steps[missing.reshape(-1)][first]
         ids = self._sample_ids[unique]
         order = np.argsort(ids, kind="stable")
-        return Missing(unique[order], ids[order], steps[order]).until(stop), stop
+        return WindowRows(unique[order], ids[order], steps[order]).until(stop), stop
 
-    def _read(self, needed: Missing, half: Half, window: Window) -> bool:
+    def _read(self, needed: WindowRows, half: WindowHalf, window: Window) -> bool:
         """Read rows into a half; False if it is too small for them, or nobody wants them."""
         done, offset = 0, half.heap.start
         for rows in self._timed(self._source.read(needed.sample_ids, self._fields)):
@@ -317,16 +317,16 @@ class Streaming:
             self._mean_extent = max(self._mean_extent, float(seen.mean()))
 
 
-def _joined(halves: tuple[Half, Half]) -> Half:
+def _joined(halves: tuple[WindowHalf, WindowHalf]) -> WindowHalf:
     first, second = halves
     positions = np.concatenate([first.positions, second.positions])
-    return Half(positions, range(first.heap.start, second.heap.stop))
+    return WindowHalf(positions, range(first.heap.start, second.heap.stop))
 
 
-def halve(positions: NDArray[np.int64], heap: range) -> tuple[Half, Half]:
+def halve(positions: NDArray[np.int64], heap: range) -> tuple[WindowHalf, WindowHalf]:
     """Cut a rank's space in two."""
     middle, between = len(positions) // 2, heap.start + len(heap) // 2
     return (
-        Half(positions[:middle], range(heap.start, between)),
-        Half(positions[middle:], range(between, heap.stop)),
+        WindowHalf(positions[:middle], range(heap.start, between)),
+        WindowHalf(positions[middle:], range(between, heap.stop)),
     )

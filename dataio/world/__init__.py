@@ -1,11 +1,9 @@
 """Who is where, and a few verbs between ranks."""
 
-from dataio.world.abort import leave_together, wait_for_rank_0
+from dataio.world.abort import keep_lines_whole, leave_together, wait_for_rank_0
 from dataio.world.base import Request, Transport
-from dataio.world.discover import discover_world, launcher_name
+from dataio.world.discover import discover_world, launcher_name, single_world
 from dataio.world.limits import claim_open_files
-from dataio.world.output import keep_lines_whole
-from dataio.world.single import single_world
 from dataio.world.start import watch_start
 from dataio.world.threads import run_threads, thread_worlds
 from dataio.world.topology import Topology

@@ -39,7 +39,7 @@ def remove_abandoned(directory: Path = SHM) -> None:
 
 
 def _mapped() -> str:
-    """Tell what processes have mapped, as far as this user may know: all of its own."""
+    """List what processes have mapped, as far as this user may know: all of its own."""
     texts = []
     for maps in PROC.glob("[0-9]*/maps"):
         # It has ended, or is another user's.

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 from dataio.base.errors import WorldError
 from dataio.world.abandoned import remove_abandoned
-from dataio.world.abort import install_abort_hooks
-from dataio.world.base import Transport
+from dataio.world.abort import install_abort_hooks, keep_lines_whole
+from dataio.world.base import Bytes, Request, Transport
 from dataio.world.launchers import (
     Claim,
     check_alone,
@@ -28,8 +28,6 @@ from dataio.world.launchers import (
 )
 from dataio.world.limits import check_shared_memory, claim_open_files
 from dataio.world.mpich import choose_netmod
-from dataio.world.output import keep_lines_whole
-from dataio.world.single import SingleTransport
 from dataio.world.start import watch_mpi_start, watch_start
 from dataio.world.topology import Topology
 from dataio.world.world import World
@@ -58,7 +56,8 @@ def discover_world(*, ranks_per_node: int | None = None, timeout_s: float = 300.
     transport = _open(choose_medium(os.environ, torch), timeout_s)
     # Enough of a world to end the job and to ask for the nodes.
     world = World(transport, Topology((0,) * transport.world_size), timeout_s=timeout_s)
-    install_abort_hooks(world)
+    if world.world_size > 1:
+        install_abort_hooks(world)
     if torch:
         words = f"rank {world.rank} of {world.world_size}"
         _check_claims(Claim(world.rank, world.world_size, words), torch)
@@ -201,3 +200,26 @@ def _find_nodes(world: World, per_node: int | None) -> Topology:
     if per_node:
         return Topology(tuple(rank // per_node for rank in range(world.world_size)))
     return Topology.from_names([name for name, _ in answers])
+
+
+class SingleTransport:
+    """Rank 0 of 1."""
+
+    rank, world_size, threaded = 0, 1, False
+
+    def isend(self, data: Bytes, *, dest: int, tag: int) -> Request:
+        raise ValueError(f"world: there is one rank, none numbered {dest} to send to")
+
+    def irecv(self, into: Bytes, *, source: int, tag: int) -> Request:
+        raise ValueError(f"world: there is one rank, none numbered {source} to receive from")
+
+    def abort(self, message: str) -> NoReturn:
+        sys.exit(message)
+
+    def close(self) -> None:
+        return None
+
+
+def single_world() -> World:
+    """Make the world of one process."""
+    return World(SingleTransport(), Topology((0,)))

@@ -48,7 +48,7 @@ class Launcher:
 
     Attributes:
         name: As a user types it.
-        sign: A variable that it sets in each process; those further up the table are more telling.
+        sign: A variable that it sets in each process; those further up the table are more certain.
         cure: What to try where its ranks do not find one another through MPI.
     """
 

@@ -7,9 +7,9 @@ from typing import NoReturn
 from mpi4py import MPI
 
 from dataio.base.errors import WorldError
+from dataio.world.abort import print_last
 from dataio.world.base import Bytes, Request
 from dataio.world.collectives import DOWN_BODY
-from dataio.world.output import print_last
 
 ABORT_S = 5.0
 """How long the launcher may take to end this rank, once it was asked to end all."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from dataio.world.abort import flush_to_reader
 from dataio.world.launchers import (
     describe_pmi,
     find_launcher,
@@ -28,7 +29,6 @@ from dataio.world.launchers import (
     torchrun_claim,
 )
 from dataio.world.limits import MOST_OPEN_FILES
-from dataio.world.output import flush_to_reader
 
 VARIABLE = "TONARI_START_TIMEOUT_S"
 START_TIMEOUT_S = 300.0

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from dataio.base.errors import WorldError
+from dataio.world.abort import print_last
 from dataio.world.base import Bytes, Request
-from dataio.world.output import print_last
 
 # Receives are posted long before their bytes are sent; World.wait is what sets a limit.
 NO_LIMIT = timedelta(days=365)

@@ -44,6 +44,12 @@ class World:
         topology: The node of every rank.
         timeout_s: Longest wait for another rank, > 0.
         names: Number of each rank in messages, where the job numbers them otherwise.
+
+    Attributes:
+        threaded: Whether several threads may send, receive and test at once.
+        local_rank: This rank's number on its node.
+        local_size: Ranks on this node.
+        replicas_per_node: Replicas on each node.
     """
 
     def __init__(
@@ -63,54 +69,21 @@ class World:
             raise ValueError(f"world: timeout_s is {timeout_s}, must be > 0")
         self._transport = transport
         self.topology = topology
+        self.rank, self.world_size = transport.rank, transport.world_size
+        self.threaded = transport.threaded
+        self.node = topology.node_of_rank[self.rank]
+        self.num_nodes = topology.num_nodes
+        self.local_rank = topology.local_rank(self.rank)
+        self.local_size = topology.layout[self.node]
+        self.replica = topology.replica_of_rank[self.rank]
+        self.num_replicas = len(topology.rank_of_replica)
+        self.replicas_per_node = topology.layout
         self.timeout_s = timeout_s
         self._names = tuple(range(transport.world_size)) if names is None else tuple(names)
         self._collectives = Collectives(transport, timeout_s=timeout_s, names=self._names)
         self._channels = range(NUM_CHANNELS)
         self._num_channels = 0
         self._kept: list[object] = []
-
-    @property
-    def rank(self) -> int:
-        return self._transport.rank
-
-    @property
-    def world_size(self) -> int:
-        return self._transport.world_size
-
-    @property
-    def node(self) -> int:
-        return self.topology.node_of_rank[self.rank]
-
-    @property
-    def num_nodes(self) -> int:
-        return self.topology.num_nodes
-
-    @property
-    def local_rank(self) -> int:
-        return self.topology.local_rank(self.rank)
-
-    @property
-    def local_size(self) -> int:
-        """Ranks on this node."""
-        return self.topology.layout[self.node]
-
-    @property
-    def replica(self) -> int:
-        return self.topology.replica_of_rank[self.rank]
-
-    @property
-    def num_replicas(self) -> int:
-        return len(self.topology.rank_of_replica)
-
-    @property
-    def replicas_per_node(self) -> tuple[int, ...]:
-        return self.topology.layout
-
-    @property
-    def threaded(self) -> bool:
-        """Whether several threads may send, receive and test at once, each its own requests."""
-        return self._transport.threaded
 
     def rank_of_replica(self, replica: int) -> int:
         return self.topology.rank_of_replica[replica]

@@ -86,7 +86,7 @@ def draw() -> str:
             back,
             legend(LEFT, "row", "a row, trained this epoch"),
             legend(300, "new", "came from next door, while training ran"),
-            legend(655, "rest", "rests for this epoch"),
+            legend(655, "rest", "hidden for this epoch"),
             "</svg>\n",
         ]
     )

@@ -25,7 +25,7 @@ from shuffle.models.agreement import check_agreement, check_arguments, weights_d
 from shuffle.models.average import mean
 from shuffle.models.handover import Handover, Header
 from shuffle.models.merge import merge
-from shuffle.models.pieces import Piece, cut_pieces, pack, place_pieces
+from shuffle.models.pieces import TensorPiece, cut_pieces, pack, place_pieces
 from shuffle.models.plan import partner_of
 from shuffle.models.state import STATE_VERSION, ModelExchangeState, RoundState, check_state
 from shuffle.models.tensors import (
@@ -46,7 +46,7 @@ class _Round:
 
     number: int
     partner: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
     mine: Tensor
     theirs: Tensor
     handover: Handover | None
@@ -296,7 +296,12 @@ class ModelExchange:
         handover.poll()
 
     def _hand_over(
-        self, number: int, partner: int, pieces: tuple[Piece, ...], mine: Tensor, theirs: Tensor
+        self,
+        number: int,
+        partner: int,
+        pieces: tuple[TensorPiece, ...],
+        mine: Tensor,
+        theirs: Tensor,
     ) -> Handover:
         rank = self._world.rank_of_replica(partner)
         header = np.array([number, len(pieces), len(mine), _digest(pieces)], np.uint64)
@@ -343,7 +348,7 @@ class ModelExchange:
             round_number=number,
         )
 
-    def _make_room(self, pieces: tuple[Piece, ...]) -> tuple[Tensor, Tensor]:
+    def _make_room(self, pieces: tuple[TensorPiece, ...]) -> tuple[Tensor, Tensor]:
         """Hand out both buffers; they are used again until a round is larger."""
         num_bytes = pieces[-1].stop
         if num_bytes > len(self._buffers[0]):
@@ -368,7 +373,7 @@ def _no_buffers() -> list[Tensor]:
     return [torch.empty(0, dtype=torch.uint8) for _ in range(2)]
 
 
-def _digest(pieces: tuple[Piece, ...]) -> int:
+def _digest(pieces: tuple[TensorPiece, ...]) -> int:
     return xxhash.xxh3_64_intdigest(repr(pieces).encode())
 
 

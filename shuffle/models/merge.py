@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from dataio.base.errors import ExchangeError
-from shuffle.models.pieces import Piece
+from shuffle.models.pieces import TensorPiece
 
 
 def merge(
     tensors: Mapping[str, Tensor],
-    pieces: Iterable[Piece],
+    pieces: Iterable[TensorPiece],
     *,
     mine: Tensor,
     theirs: Tensor,

@@ -10,7 +10,7 @@ ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """Where one tensor lies in a packed state.
 
     Attributes:
@@ -33,24 +33,24 @@ class Piece:
         return packed[self.start : self.stop].view(self.dtype).view(self.shape)
 
 
-def cut_pieces(tensors: Mapping[str, Tensor]) -> tuple[Piece, ...]:
+def cut_pieces(tensors: Mapping[str, Tensor]) -> tuple[TensorPiece, ...]:
     """Lay tensors one after the other."""
     return place_pieces((name, value.dtype, tuple(value.shape)) for name, value in tensors.items())
 
 
 def place_pieces(
     described: Iterable[tuple[str, torch.dtype, tuple[int, ...]]],
-) -> tuple[Piece, ...]:
+) -> tuple[TensorPiece, ...]:
     """Lay tensors of these names, dtypes and shapes one after the other."""
-    pieces: list[Piece] = []
+    pieces: list[TensorPiece] = []
     for name, dtype, shape in described:
         start = -(-pieces[-1].stop // ALIGNMENT) * ALIGNMENT if pieces else 0
         stop = start + dtype.itemsize * torch.Size(shape).numel()
-        pieces.append(Piece(name, dtype, shape, start, stop))
+        pieces.append(TensorPiece(name, dtype, shape, start, stop))
     return tuple(pieces)
 
 
-def pack(tensors: Mapping[str, Tensor], pieces: Iterable[Piece], packed: Tensor) -> None:
+def pack(tensors: Mapping[str, Tensor], pieces: Iterable[TensorPiece], packed: Tensor) -> None:
     """Copy tensors into a buffer of the host. Blocks until devices have done so."""
     devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
     for piece in pieces:

@@ -16,7 +16,7 @@ import dataio
 import importance
 import shuffle
 from dataio.world import run_threads, single_world, thread_worlds
-from dataio.world.single import SingleTransport
+from dataio.world.discover import SingleTransport
 from dataio.world.topology import Topology
 from tests.dataio.source.shards import numbered, write_tar
 from tests.memory_source import FIELDS, MemorySource
@@ -95,7 +95,10 @@ def public_classes():
         for name in package.__all__:
             value = getattr(package, name)
             is_abstract = getattr(value, "_is_protocol", False)
-            takes_anything = value is dataio.AsList or is_abstract
+            # Candidates and selections are what the loader and a policy hand to one another.
+            takes_anything = (
+                value in (dataio.AsList, dataio.Candidates, dataio.Selection) or is_abstract
+            )
             if inspect.isclass(value) and not takes_anything and not issubclass(value, Exception):
                 yield value
 

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 import shuffle
 from dataio import Bytes, Loader, NodeCache, Reports, Workers
-from dataio.batch.meter import Meter
-from dataio.plan.candidates import Candidates
-from dataio.plan.costs import FIGURES, Spent
-from dataio.plan.history import ScoreColumn
+from dataio.batch.meter import CostsMeter
+from dataio.plan.costs import FIGURES, SpentCosts
+from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection, Shuffle
 from dataio.rows.fields import Field
 from dataio.world import World, run_threads, single_world, thread_worlds
@@ -25,7 +24,7 @@ from tests.dataio.store.test_quota import SAMPLES, Shards
 
 FIELDS: dict[str, Field] = {"data": Bytes("bin")}
 QUOTA, BATCH = 1_000_000, 6
-MEASURED = Spent(5.0, 50_000_000, 1.0, 100_000_000, 0.006, 3.0, 4.0)
+MEASURED = SpentCosts(5.0, 50_000_000, 1.0, 100_000_000, 0.006, 3.0, 4.0)
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def size_of(sample_id: int) -> int:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every rank have measured the same."""
-    monkeypatch.setattr(Meter, "spent", lambda self: MEASURED)
+    monkeypatch.setattr(CostsMeter, "spent", lambda self: MEASURED)
 
 
 def test_rows_beyond_a_quota_cost_what_was_measured_of_the_source(tmp_path: Path) -> None:
@@ -171,7 +170,7 @@ def test_ranks_that_measure_otherwise_agree_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        Meter, "spent",
+        CostsMeter, "spent",
         lambda self: replace(MEASURED, source_s=MEASURED.source_s * (1 + self._pool.world.rank)),
     )  # fmt: skip
 
@@ -189,10 +188,10 @@ def test_ranks_that_measure_otherwise_agree_all_the_same(
 def test_policies_that_do_not_ask_cost_no_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Meter) -> Spent:
+    def refuse(self: CostsMeter) -> SpentCosts:
         raise AssertionError("nobody asked what rows cost")
 
-    monkeypatch.setattr(Meter, "spent", refuse)
+    monkeypatch.setattr(CostsMeter, "spent", refuse)
     for number, policy in enumerate([CostAware(0.5, by_cost=False), Kakurenbo(0.3)]):
         with open_loader(tmp_path / str(number), policy) as loader:
             for _ in loader.epochs(2):
@@ -213,13 +212,13 @@ def test_a_restored_epoch_hides_what_was_saved_and_measures_nothing(
                 break
     hidden = policy.hidden[1]
     asked: list[int] = []
-    real = Meter.spent
+    real = CostsMeter.spent
 
-    def spent(self: Meter) -> Spent:
+    def spent(self: CostsMeter) -> SpentCosts:
         asked.append(1)
         return real(self)
 
-    monkeypatch.setattr(Meter, "spent", spent)
+    monkeypatch.setattr(CostsMeter, "spent", spent)
     again = Priced(CostAware(0.4))
     with open_loader(tmp_path / "cache", again) as loader:
         loader.restore(tmp_path / "saved")
@@ -248,7 +247,7 @@ def test_a_run_restored_at_an_epochs_end_prices_by_what_was_saved(
             if epoch == 1:
                 loader.save(tmp_path / "saved")
     # A new process has measured nothing yet
-    monkeypatch.setattr(Meter, "spent", lambda self: Spent(0.0, 0, 0.0, 0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(CostsMeter, "spent", lambda self: SpentCosts(0.0, 0, 0.0, 0, 0.0, 0.0, 0.0))
     again = Priced(CostAware(0.4))
     with open_loader(tmp_path / "cache", again) as loader:
         loader.restore(tmp_path / "saved")

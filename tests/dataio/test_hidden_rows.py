@@ -8,12 +8,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-import dataio.batch.deliver
+import dataio.batch.feed
 import dataio.batch.fill
 import dataio.batch.lookup
 import dataio.rows.decode
 from dataio import Image, Int, Loader, NodeCache, Reports, Workers
-from dataio.batch.job import Work
+from dataio.batch.job import BatchWork
 from dataio.batch.process_transform import Recipe, RecipeRows, _assembler
 from dataio.rows.fields import Field
 from dataio.store.files.fetch import Fetcher
@@ -42,7 +42,7 @@ def touched(monkeypatch):
     """The samples whose rows are looked up, checked, decoded and copied to a device."""
     seen: dict[str, list[int]] = {"read": [], "checked": [], "decoded": [], "delivered": []}
     checksums = RowReader.checksums
-    decode, each = dataio.rows.decode.decode_image, dataio.batch.deliver._each
+    decode, each = dataio.rows.decode.decode_image, dataio.batch.feed._each
 
     def located(entries, slots):
         found = locate(entries, slots)
@@ -64,7 +64,7 @@ def touched(monkeypatch):
     monkeypatch.setattr(dataio.batch.lookup, "locate", located)
     monkeypatch.setattr(RowReader, "checksums", checked)
     monkeypatch.setattr(dataio.batch.fill, "decode_image", decoded)
-    monkeypatch.setattr(dataio.batch.deliver, "_each", delivered)
+    monkeypatch.setattr(dataio.batch.feed, "_each", delivered)
     return seen
 
 
@@ -145,7 +145,7 @@ def open_case(tmp_path, *, fixed=True):
     """A pool on a disk whose bytes the kernel counts, and what an epoch of all rows reads."""
     case = Case(48 << 10, fixed, 320 * 48 << 10)  # full batches, with 96 rows hidden or none
     one_node(case, tmp_path / "one", None, None)
-    with patch("dataio.store.cache.is_needed", lambda reader: True):
+    with patch("dataio.store.cache.exceeds_memory", lambda reader: True):
         full = one_node(case, tmp_path / "one", None, None)
     if not 0.95 * case.pool_bytes < full.disk_bytes < 1.1 * case.pool_bytes:
         pytest.skip(f"{tmp_path} is in memory, or not counted: {full} of {case}")
@@ -158,7 +158,7 @@ def test_the_disk_gives_as_much_less_as_rows_are_hidden(tmp_path, policy):
     saved = tmp_path / "saved" if policy is KAKURENBO else None
     if saved is not None:
         report_losses(case, tmp_path / "one", saved)
-    with patch("dataio.store.cache.is_needed", lambda reader: True):
+    with patch("dataio.store.cache.exceeds_memory", lambda reader: True):
         reads = [one_node(case, tmp_path / "one", saved, policy) for _ in range(3)]
     assert all(read.trained_bytes < 0.72 * full.trained_bytes for read in reads)
     ratio = statistics.median(read.disk_bytes for read in reads) / full.disk_bytes
@@ -170,7 +170,7 @@ def test_an_exchange_reads_no_hidden_row_but_those_that_leave(tmp_path, fixed):
     case, full = open_case(tmp_path, fixed=fixed)
     shuffle = Partial(0.1)
     two_nodes_read(case, tmp_path / "two", PRUNE, shuffle)
-    with patch("dataio.store.cache.is_needed", lambda reader: True):
+    with patch("dataio.store.cache.exceeds_memory", lambda reader: True):
         reads = [two_nodes_read(case, tmp_path / "two", PRUNE, shuffle) for _ in range(3)]
     ratio = statistics.median(read.disk_bytes for read in reads) / (2 * full.disk_bytes)
     assert abs(ratio - (1 - FRACTION + 0.1 * FRACTION)) < 0.02
@@ -180,7 +180,7 @@ def test_a_page_that_is_touched_is_read_alone_beyond_memory(tmp_path):
     """Short rows are copied from mapped pages, and rows that arrive are written there."""
     with (
         open_kinds(tmp_path, num_leaving=4) as pool,
-        patch("dataio.store.cache.is_needed", lambda reader: True),
+        patch("dataio.store.cache.exceeds_memory", lambda reader: True),
     ):
         gather = make_gather(pool, KIND_FIELDS, num_threads=0)
         assert not read_at_random(tmp_path)
@@ -203,8 +203,8 @@ def test_a_process_that_decodes_fetches_its_rows_too_beyond_memory(
         recipe = Recipe(cache.schema, cache.directory, paths, KIND_FIELDS, None, False, 0, "raise")
         located = locate(cache.entries, np.arange(8))
         here = _assembler(recipe, RowReader(cache.schema, cache.files.fixed, cache.directory))
-        small = here.gather_small(located.position)
-        job = here.prepare(Work(0, 0, located, small))
+        small = here.filler.gather_small(located.position)
+        job = here.prepare(BatchWork(0, 0, located, small))
         here.run(job, 0, 8)
         fetched, fetch = [], Fetcher.fetch
 
@@ -214,8 +214,8 @@ def test_a_process_that_decodes_fetches_its_rows_too_beyond_memory(
 
         monkeypatch.setattr(Fetcher, "fetch", note)
         rows = RecipeRows(recipe)
-        with patch("dataio.batch.process_transform.is_needed", lambda reader: beyond_memory):
-            made = rows[Work(0, 0, located, small)]
+        with patch("dataio.batch.process_transform.exceeds_memory", lambda reader: beyond_memory):
+            made = rows[BatchWork(0, 0, located, small)]
         assert made.failure is None
         assert made.values is not None
         image = np.asarray(made.values["image"]).transpose(0, 3, 1, 2)

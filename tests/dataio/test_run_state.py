@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dataio import StallError, StateError
-from dataio.run_state import Chosen, New, Restored, Running
+from dataio.run_state import New, Repositioned, Restored, Running
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Full, RandomPrune
 from tests.dataio.loaders import make
@@ -30,7 +30,9 @@ def test_every_call_leads_to_its_state(tmp_path):
         loader.set_epoch(1)
         assert is_state(loader, Running, 1, 0)
         loader.load_state_dict(saved)
-        assert is_state(loader, Chosen, 0, 1), "it begins with the next call that needs an epoch"
+        assert is_state(loader, Repositioned, 0, 1), (
+            "it begins with the next call that needs an epoch"
+        )
         assert loader.state_dict() == saved
         assert (loader.epoch, loader.step) == (1, 0), "until then the attributes are of the last"
         assert not loader.is_used_up()
@@ -39,7 +41,7 @@ def test_every_call_leads_to_its_state(tmp_path):
         assert is_state(loader, Running, 3, 0)
         loader.restore(tmp_path / "save")
         assert is_state(loader, Running, 0, 1)
-    assert is_state(loader, Chosen, 0, 1), "nothing runs behind a close"
+    assert is_state(loader, Repositioned, 0, 1), "nothing runs behind a close"
 
 
 def test_a_run_that_was_given_a_position_is_not_started_elsewhere(tmp_path):
@@ -50,7 +52,7 @@ def test_a_run_that_was_given_a_position_is_not_started_elsewhere(tmp_path):
         assert is_state(loader, New, 2, 0)
         loader._run.choose(loader._run.start_of(4))
         loader._run.start_with(1)
-        assert is_state(loader, Chosen, 4, 0)
+        assert is_state(loader, Repositioned, 4, 0)
         loader.set_epoch(0)
         loader._run.start_with(1)
         assert is_state(loader, Running, 0, 0)
@@ -96,7 +98,7 @@ def test_a_state_that_was_refused_is_refused_again(tmp_path):
         for _ in range(2):
             with pytest.raises(StateError, match="hides"):
                 next(iter(loader))
-            assert is_state(loader, Chosen, 0, 1)
+            assert is_state(loader, Repositioned, 0, 1)
 
 
 def test_a_rank_that_closes_alone_says_that_it_did(tmp_path):

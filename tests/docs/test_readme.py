@@ -37,7 +37,7 @@ def test_the_two_commands_are_targets_of_make():
 
 
 def check(printed: str) -> None:
-    found = re.findall(r"^epoch (\d): loss ([\d.]+), (\d+)% of the rows rested$", printed, re.M)
+    found = re.findall(r"^epoch (\d): loss ([\d.]+), (\d+)% of the rows hidden$", printed, re.M)
     assert [int(epoch) for epoch, _, _ in found] == [*range(6)]
     losses, rested = ([float(line[column]) for line in found] for column in (1, 2))
     assert losses[-1] < losses[0] / 3

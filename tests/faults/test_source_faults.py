@@ -20,7 +20,7 @@ from dataio.base.errors import SourceError
 from dataio.base.filesystem import Filesystem
 from dataio.rows.fields import Field, Int
 from dataio.source import Retry, Storage, StorageFile, open_source
-from dataio.source.storage.deadline import Deadline
+from dataio.source.storage.deadline import CallDeadline
 from dataio.source.storage.handle import Status
 from dataio.source.storage.retry import FIRST_WAIT_S, LONGEST_WAIT_S
 from dataio.world import World, run_threads, thread_worlds
@@ -282,7 +282,7 @@ def test_a_deadline_hands_on_what_the_call_says_and_its_threads_end(
     hang: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dataio.source.storage.deadline.IDLE_S", 0.2)
-    deadline = Deadline()
+    deadline = CallDeadline()
     ran: set[threading.Thread] = set()
 
     def answer(value: int) -> int:

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 import shuffle
 from dataio import Loader, Reports, Workers
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import ScoreColumn
+from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import ByCost, ByFields, Importance, Selection, Shuffle
 from dataio.world import World
 from importance import (

@@ -7,8 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.seeding import key
-from dataio.plan.candidates import ByField, Candidates, no_field
-from dataio.plan.history import COLUMNS, EARLIER, Scores, score_dtype, unscored
+from dataio.plan.history import (
+    COLUMNS,
+    EARLIER,
+    ByField,
+    Candidates,
+    Scores,
+    no_field,
+    score_dtype,
+    unscored,
+)
 from dataio.plan.policies import Importance, Selection
 from dataio.world import World, run_threads, thread_worlds
 

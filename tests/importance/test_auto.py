@@ -8,8 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dataio import Loader, Reports, Workers
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import Scores
+from dataio.plan.history import Candidates, Scores
 from dataio.plan.policies import Selection
 from dataio.world import World, run_threads, single_world, thread_worlds
 from importance import Auto, KeepAgreed

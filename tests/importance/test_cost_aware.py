@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import Scores
+from dataio.plan.history import Candidates, Scores
 from dataio.plan.policies import ByCost, Importance, Selection
 from importance import CostAware
 from tests.importance.rows import in_pools, one_pool, reported, scattered

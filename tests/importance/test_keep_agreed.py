@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import Scores
+from dataio.plan.history import Candidates, Scores
 from importance import KeepAgreed
 from tests.importance.rows import LAST_DTYPE, one_pool, reported
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import Scores, record, unscored
+from dataio.plan.history import Candidates, Scores, record, unscored
 from importance import Learnable
 from tests.importance.rows import SCORE_DTYPE, one_pool, reported, scattered, select_in_pools
 

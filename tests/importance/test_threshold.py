@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dataio.plan.candidates import Candidates, alone
-from dataio.plan.history import QUANTUM
+from dataio.plan.history import QUANTUM, Candidates, alone
 from importance.threshold import (
     DIGIT_BITS,
     key_bits,

@@ -15,8 +15,7 @@ import shuffle
 from dataio import Loader, NodeCache, Reports, Staging, StateError, Workers
 from dataio.base.atomic import parse_table
 from dataio.base.seeding import key
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import ScoreColumn
+from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection
 from dataio.world import World, run_threads, single_world, thread_worlds
 from importance import RandomPrune, Weighted

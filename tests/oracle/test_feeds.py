@@ -6,19 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dataio.store.files.fetch import MEMORY_FRACTION
+from dataio.store.files.reader import MEMORY_FRACTION
 from tests.oracle.test_simulate import Bench
 from tests.oracle.test_trace import load
 from tonari.oracle.costs import Cost
-from tonari.oracle.feeds import PAGE_BYTES, Source, lay_rows, make_feeds, stage_beside
+from tonari.oracle.feeds import PAGE_BYTES, SourceRates, lay_rows, make_feeds, stage_beside
 from tonari.oracle.probe.data import DataTimes
 
 DATA = DataTimes(
     readers=2, num_rows=1000, evaluated_rows=0, row_bytes=100.0, source_row_bytes=125.0,
-    batch_s=0.5, batch_cores=1.0, staging_bytes_per_s=1e4, turn_s=0.0, write_bytes_per_s=0.0,
+    batch_s=0.5, batch_cores=1.0, staging_bytes_per_s=1e4, epoch_end_s=0.0, write_bytes_per_s=0.0,
 )  # fmt: skip
 
-SOURCE = Source(of_node=1e3, of_all=4e3)
+SOURCE = SourceRates(of_node=1e3, of_all=4e3)
 
 
 def rows_of(config, num_readers=4, node_of=(0, 0, 1, 1)):
@@ -133,10 +133,10 @@ def test_rows_that_are_not_staged_are_read_from_the_source_with_each_batch(tmp_p
     assert batch_of(staged=False) == Cost(1.0, ((("cores",), 0.5), *from_source), (0.5, 1.0, 0.25))
     # What a quota leaves no room for comes in windows
     assert batch_of("data.cache={path='auto', quota=200000}") == batch_of()
-    slow = batch_of(source=Source(of_node=1e3, of_all=400.0), staged=False)
+    slow = batch_of(source=SourceRates(of_node=1e3, of_all=400.0), staged=False)
     assert slow.seconds == 2.5
     assert dict(slow.demands)["source",] == 1.0
-    assert Source(of_node=1e3).seconds(2000, 10) == 2.0
+    assert SourceRates(of_node=1e3).seconds(2000, 10) == 2.0
     assert SOURCE.seconds(2000, 10) == 5.0
 
 

@@ -7,13 +7,13 @@ import pytest
 
 from tonari.oracle.errors import OracleError
 from tonari.oracle.learned import learn
-from tonari.oracle.plan import EpochPlan
+from tonari.oracle.plan import PlannedEpoch
 from tonari.trainer.watch.metrics import MetricsLog
 from tonari.trainer.watch.parts import OTHER
 from tonari.trainer.watch.plan import PARTS
 
-PLAN = EpochPlan(
-    steps=10, train_s=100.0, exchange_s=10.0, turn_s=1.0, refresh_s=0.0, refresh_every=0,
+PLAN = PlannedEpoch(
+    steps=10, train_s=100.0, exchange_s=10.0, epoch_end_s=1.0, refresh_s=0.0, refresh_every=0,
     evaluation_s=20.0, checkpoint_s=5.0, checkpoint_every=1, spread=(0.5, 2.0), staging_s=50.0,
     unstaged_s=0.0, link_bytes=0.0, hidden_fraction=0.0, num_nodes=1,
 )  # fmt: skip
@@ -53,7 +53,7 @@ def test_a_plan_is_scaled_part_by_part_and_keeps_what_the_run_has_not(tmp_path: 
     learned = learn(tmp_path)
     scaled = learned.scale(PLAN)
     assert (scaled.train_s, scaled.evaluation_s, scaled.checkpoint_s) == (150.0, 10.0, 5.0)
-    assert (scaled.exchange_s, scaled.turn_s, scaled.staging_s) == (10.0, 1.0, 50.0)
+    assert (scaled.exchange_s, scaled.epoch_end_s, scaled.staging_s) == (10.0, 1.0, 50.0)
     assert scaled.epoch_s == 176.0
     # Steps and evaluation by the spread of steps; the rest has none
     assert learned.range_s(PLAN) == (75 + 5 + 16, 300 + 20 + 16)
@@ -71,7 +71,7 @@ def test_the_spread_of_factors_widens_the_range(tmp_path: Path) -> None:
 def test_what_was_hardly_planned_has_no_factor_and_is_shown_if_it_took_long(
     tmp_path: Path,
 ) -> None:
-    run = {"train_s": (9.0, 9.0), "exchange_s": (3.0, 0.01), "turn_s": (0.001, 0.00001)}
+    run = {"train_s": (9.0, 9.0), "exchange_s": (3.0, 0.01), "epoch_end_s": (0.001, 0.00001)}
     write_metrics(tmp_path / "metrics.jsonl", [run, {**run, "other_s": (0.5, 0.0)}])
     learned = learn(tmp_path)
     assert [*learned.factors] == ["train_s"]

@@ -66,7 +66,8 @@ def test_no_wait_for_other_ranks_or_for_windows_of_rows_is_counted(monkeypatch):
 def test_times_are_the_same_when_they_are_read_again():
     times = DataTimes(
         readers=2, num_rows=1000, evaluated_rows=0, row_bytes=100.0, source_row_bytes=125.0,
-        batch_s=0.5, batch_cores=1.0, staging_bytes_per_s=1e4, turn_s=0.0, write_bytes_per_s=0.0,
+        batch_s=0.5, batch_cores=1.0, staging_bytes_per_s=1e4, epoch_end_s=0.0,
+        write_bytes_per_s=0.0,
         pieces=Pieces(rows=50.0, read_bytes=1e4), guessed_row_bytes=130.0,
     )  # fmt: skip
     document = json.loads(json.dumps(asdict(times)))

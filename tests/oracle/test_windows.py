@@ -15,7 +15,7 @@ from dataio.base.errors import QuotaError
 from dataio.rows.fields import row_schema
 from dataio.source import open_source
 from dataio.store.quota import DENSE_ROW_BYTES, Need
-from dataio.store.source_sizes import guess_variable_bytes
+from dataio.store.share import guess_variable_bytes
 from dataio.store.streaming import Streaming
 from tonari.oracle.probe.pieces import count_pieces
 from tonari.oracle.windows import Pieces, Quota, share_quota, wait_for_windows

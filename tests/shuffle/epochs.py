@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from dataio import Loader, Reports, Workers
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import ScoreColumn
+from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Selection, Shuffle
 from dataio.world import World

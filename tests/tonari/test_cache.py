@@ -13,7 +13,7 @@ import pytest
 import dataio
 from dataio.source import write_index
 from dataio.store.lock import CacheLock
-from dataio.store.tools.prune import Choice
+from dataio.store.tools.prune import PruneChoice
 from dataio.store.tools.report import CacheReport
 from tests.dataio.source.shards import numbered, write_tar
 from tonari import cli
@@ -342,14 +342,14 @@ REPORTS = [
 @pytest.mark.parametrize(
     ("choice", "gone"),
     [
-        (Choice(everything=True), ["old", "new", "broken"]),
-        (Choice(unused_s=50), ["old"]),
-        (Choice(stale=True), ["new", "broken"]),
-        (Choice(keep_bytes=71), ["old"]),
-        (Choice(keep_bytes=60), ["old", "new"]),
-        (Choice(keep_bytes=1), ["old", "new", "broken"]),
-        (Choice(keep_bytes=1000), []),
-        (Choice(unused_s=50, keep_bytes=71), ["old"]),
+        (PruneChoice(everything=True), ["old", "new", "broken"]),
+        (PruneChoice(unused_s=50), ["old"]),
+        (PruneChoice(stale=True), ["new", "broken"]),
+        (PruneChoice(keep_bytes=71), ["old"]),
+        (PruneChoice(keep_bytes=60), ["old", "new"]),
+        (PruneChoice(keep_bytes=1), ["old", "new", "broken"]),
+        (PruneChoice(keep_bytes=1000), []),
+        (PruneChoice(unused_s=50, keep_bytes=71), ["old"]),
     ],
 )
 def test_the_least_recently_used_go_first_and_those_in_use_stay(choice, gone):

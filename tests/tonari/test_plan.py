@@ -102,7 +102,7 @@ def test_epochs_on_two_nodes_are_planned_from_one(settings, tmp_path, capsys):
     assert 17 <= row_bytes < 80  # with some 36 of the manifest
     assert epoch["link_bytes"] == pytest.approx(125 * row_bytes)
     assert epoch["evaluation_s"] > 0
-    parts = ("train_s", "exchange_s", "turn_s", "refresh_s", "evaluation_s", "checkpoint_s")
+    parts = ("train_s", "exchange_s", "epoch_end_s", "refresh_s", "evaluation_s", "checkpoint_s")
     assert epoch["epoch_s"] == pytest.approx(sum(epoch[part] for part in parts))
     # The gradients of a step alone take longer than that over 10 kB/s
     assert document["parts_s"]["all_reduce"] > 1.0

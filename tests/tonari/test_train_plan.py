@@ -73,7 +73,8 @@ def epochs(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("part", "words"), [("train_s", "steps"), ("evaluation_s", "evaluation"), ("turn_s", "turn")]
+    ("part", "words"),
+    [("train_s", "steps"), ("evaluation_s", "evaluation"), ("epoch_end_s", "epoch end")],
 )
 def test_each_epoch_stands_beside_the_plan_and_the_part_that_is_off_is_named(
     document, train, tmp_path, capsys, part, words
@@ -84,7 +85,8 @@ def test_each_epoch_stands_beside_the_plan_and_the_part_that_is_off_is_named(
     first, second = epochs(tmp_path)
     assert second["most_off"] == part
     assert f"were planned; {words} -" in shown
-    for name in ("train_s", "exchange_s", "turn_s", "refresh_s", "evaluation_s", "checkpoint_s"):
+    parts = ("train_s", "exchange_s", "epoch_end_s", "refresh_s", "evaluation_s", "checkpoint_s")
+    for name in parts:
         assert second[f"planned_{name}"] == pytest.approx(document["epoch"][name])
         assert 0 <= second[name] < 400
     assert second["planned_s"] == pytest.approx(document["epoch"]["epoch_s"] + 500.0)
@@ -132,7 +134,7 @@ def test_a_plan_that_cannot_be_read_is_named_with_the_cure(given, tmp_path, caps
 def test_a_plan_takes_what_a_run_measured_and_shows_both(
     document, train, given, probe, tmp_path, capsys
 ):
-    document["epoch"]["turn_s"] = 0.0
+    document["epoch"]["epoch_end_s"] = 0.0
     assert train(document) == 0
     capsys.readouterr()
     command = ["plan", *given, "--probe", probe, "--from", str(tmp_path / "run")]
@@ -144,11 +146,11 @@ def test_a_plan_takes_what_a_run_measured_and_shows_both(
     (_, measured) = epochs(tmp_path)
     factor = measured["train_s"] / measured["planned_train_s"]
     assert learned["factors"]["train_s"]["median"] == pytest.approx(factor)
-    assert "turn_s" not in learned["factors"]
+    assert "epoch_end_s" not in learned["factors"]
     assert learned["train_s"] == pytest.approx(factor * epoch["train_s"])
-    assert learned["turn_s"] == epoch["turn_s"] > 0
+    assert learned["epoch_end_s"] == epoch["epoch_end_s"] > 0
     assert epoch["train_s"] < 0.8 * document["epoch"]["train_s"], "planned alone, of half the rows"
-    parts = ("train_s", "exchange_s", "turn_s", "refresh_s", "evaluation_s", "checkpoint_s")
+    parts = ("train_s", "exchange_s", "epoch_end_s", "refresh_s", "evaluation_s", "checkpoint_s")
     assert learned["epoch_s"] == pytest.approx(sum(learned[part] for part in parts))
     assert main(command) == 0
     shown = capsys.readouterr().out

@@ -14,7 +14,7 @@ from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.average import check_alike
 from tonari.trainer.models import Adapted
 from tonari.trainer.models.split import check_split
-from tonari.trainer.models.styles import Local, replicate_rest
+from tonari.trainer.models.styles import LocalPart, replicate_rest
 
 WIDTH, HEADS = 8, 4
 PLAN = {"query": "colwise", "key": "colwise", "value": "colwise", "out": "rowwise"}
@@ -100,7 +100,7 @@ def added_up(model: Adapted) -> set[str]:
     return {
         path
         for path, style in plan.items()
-        if isinstance(style, Local) and style.gradient.is_partial()
+        if isinstance(style, LocalPart) and style.gradient.is_partial()
     }
 
 

@@ -13,7 +13,7 @@ import tyro
 from dataio.base.filesystem import cache_directory
 from tonari.bench.compare import Compare, bench_compare
 from tonari.bench.exchange.command import Exchange, bench_exchange
-from tonari.bench.importance.command import Importance, bench_importance
+from tonari.bench.importance.command import BenchImportance, bench_importance
 from tonari.bench.io import IO, bench_io
 from tonari.bench.loader.contenders import CONTENDERS, Contender
 from tonari.bench.loader.environments import install
@@ -28,7 +28,7 @@ PEERS = "bench-peers"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loader:
+class BenchLoader:
     """Measure samples/s of shuffled epochs: ours, other loaders, and what no loader can pass.
 
     Every contender gets each set in its own form, in the settings that it recommends for itself,
@@ -106,7 +106,7 @@ def main(argv: list[str]) -> int:
     """Run the command."""
     options = tyro.extras.subcommand_cli_from_dict(
         {
-            "loader": Loader, "exchange": Exchange, "importance": Importance, "io": IO,
+            "loader": BenchLoader, "exchange": Exchange, "importance": BenchImportance, "io": IO,
             "compare": Compare,
         },
         args=argv,
@@ -115,7 +115,7 @@ def main(argv: list[str]) -> int:
     )  # fmt: skip
     if isinstance(options, Exchange):
         return bench_exchange(options)
-    if isinstance(options, Importance):
+    if isinstance(options, BenchImportance):
         return bench_importance(options)
     if isinstance(options, IO):
         return bench_io(options)
@@ -128,7 +128,7 @@ def main(argv: list[str]) -> int:
     return _bench(options, root)
 
 
-def _install(options: Loader, root: Path) -> int:
+def _install(options: BenchLoader, root: Path) -> int:
     root.mkdir(parents=True, exist_ok=True)
     for contender in options.chosen():
         if contender.environment:
@@ -137,7 +137,7 @@ def _install(options: Loader, root: Path) -> int:
     return 0
 
 
-def _bench(options: Loader, root: Path) -> int:
+def _bench(options: BenchLoader, root: Path) -> int:
     directory = options.directory or Path(tempfile.mkdtemp(prefix="tonari-bench-"))
     directory.mkdir(parents=True, exist_ok=True)
     settings = Settings(
@@ -169,7 +169,7 @@ def _bench(options: Loader, root: Path) -> int:
     return 1 if wrong else 0
 
 
-def _write(options: Loader, settings: Settings, records: list[Record]) -> None:
+def _write(options: BenchLoader, settings: Settings, records: list[Record]) -> None:
     document = to_json(settings, records)
     if options.json_file is not None:
         options.json_file.write_text(json.dumps(document, indent=1) + "\n")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from dataio.base.progress import Progress
+from dataio.base.progress import ProgressBar
 from dataio.store.tools.export import export_cache
 from dataio.store.tools.report import CacheReport, survey
 from tonari.cache.list import find_root
@@ -61,7 +61,7 @@ class Export:
         return 1 if damaged else 0
 
     def _export(self, report: CacheReport) -> list[tuple[Path, int]]:
-        bar = Progress("exporting", report.num_slots - report.num_missing, shown=True)
+        bar = ProgressBar("exporting", report.num_slots - report.num_missing, shown=True)
         rows: dict[Path, int] = {}
         before = 0
         try:

@@ -10,8 +10,8 @@ from typing import Annotated
 import tyro
 
 from dataio import CacheError
-from dataio.base.progress import Progress
-from dataio.store.tools.prune import Choice, remove_cache
+from dataio.base.progress import ProgressBar
+from dataio.store.tools.prune import PruneChoice, remove_cache
 from dataio.store.tools.report import survey
 from tonari.cache.list import find_root, is_stale
 from tonari.sizes import format_bytes, parse_bytes, parse_duration_s
@@ -48,8 +48,8 @@ class Prune:
             )
         self._choice()
 
-    def _choice(self) -> Choice:
-        return Choice(
+    def _choice(self) -> PruneChoice:
+        return PruneChoice(
             everything=self.all,
             stale=self.stale,
             unused_s=parse_duration_s(self.older_than) if self.older_than else None,
@@ -63,7 +63,7 @@ class Prune:
         going = self._choice().of(reports, changed, now_s=time.time())
         freed: dict[str, int] = {}
         problems: dict[str, str] = {}
-        bar = Progress("removing caches", len(going), shown=not self.dry_run)
+        bar = ProgressBar("removing caches", len(going), shown=not self.dry_run)
         for report in going:
             try:
                 freed[report.directory] = (

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from dataio import DataioError
-from dataio.base.progress import Progress
+from dataio.base.progress import ProgressBar
 from dataio.store.tools.report import CacheReport, survey
 from dataio.store.tools.verify import verify_cache
 from tonari.cache.list import find_root
@@ -70,7 +70,7 @@ class Verify:
         return 1 if problems or any(its.is_damaged for its in found.values()) else 0
 
     def _verified(self, report: CacheReport) -> "_Found":
-        bar = Progress("verifying", report.num_slots - report.num_missing, shown=True)
+        bar = ProgressBar("verifying", report.num_slots - report.num_missing, shown=True)
         found = _Found()
         before = 0
         try:

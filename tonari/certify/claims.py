@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.excluding import LISTS, read_list
-from dataio.rowlog.attempts import Piece
+from dataio.rowlog.attempts import AttemptSteps
 from dataio.rowlog.trained import TrainedRows
 from dataio.source.names import find_name, find_named
 from tonari.errors import CommandError
@@ -89,7 +89,7 @@ def never(run: RunRows, names: Named) -> dict[str, Any]:
 
 def exactly_once(run: RunRows) -> dict[str, Any]:
     """Count for each epoch the samples that were trained once, more often, and not, and why not."""
-    epochs: dict[int, list[Piece]] = {}
+    epochs: dict[int, list[AttemptSteps]] = {}
     for piece in run.answers.course.kept:
         epochs.setdefault(piece.attempt.epoch, []).append(piece)
     counted = [_count(run, pieces) for pieces in epochs.values()]
@@ -100,7 +100,7 @@ def exactly_once(run: RunRows) -> dict[str, Any]:
     return {"holds": holds, "epochs": counted}
 
 
-def _count(run: RunRows, pieces: Sequence[Piece]) -> dict[str, Any]:
+def _count(run: RunRows, pieces: Sequence[AttemptSteps]) -> dict[str, Any]:
     attempt = pieces[-1].attempt
     total = attempt.position.running.layout(attempt.setup.num_samples).num_samples
     counts, order = np.zeros(total, np.uint16), hashlib.sha256()
@@ -128,14 +128,16 @@ REASONS = ("hidden", "excluded", "left out", "skipped", "unreadable")
 """For which a finished epoch may not train a sample."""
 
 
-def _rows_of(run: RunRows, piece: Piece) -> Iterator[TrainedRows]:
+def _rows_of(run: RunRows, piece: AttemptSteps) -> Iterator[TrainedRows]:
     step_rows = max(piece.attempt.position.running.step_rows, 1)
     at_once = max(ROWS_AT_ONCE // step_rows, 1)
     for first in range(piece.steps.start, piece.steps.stop, at_once):
         yield run.answers.at(piece, range(first, min(first + at_once, piece.steps.stop)))
 
 
-def _states(run: RunRows, pieces: Sequence[Piece], missing: NDArray[np.int64]) -> Counter[str]:
+def _states(
+    run: RunRows, pieces: Sequence[AttemptSteps], missing: NDArray[np.int64]
+) -> Counter[str]:
     """Count why samples were not trained in an epoch, by the last piece that has a reason."""
     states = ["unknown"] * len(missing)
     for piece in pieces if len(missing) else ():

@@ -10,11 +10,11 @@ import numpy as np
 from dataio.plan.layout import Layout
 from dataio.plan.order import NUM_GROUPS
 from dataio.rows.fields import row_schema
-from dataio.store.files.fetch import MEMORY_FRACTION
+from dataio.store.files.reader import MEMORY_FRACTION
 from dataio.store.quota import Need
 from shuffle import Partial
 from shuffle.ring import crossing_fraction
-from tonari.oracle.cluster.cluster import Storage
+from tonari.oracle.cluster.cluster import StorageRates
 from tonari.oracle.costs import Cost, Feed, Machine
 from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.probe.messages import EXCHANGE
@@ -28,7 +28,7 @@ PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class RowsOnNodes:
     """How the rows of a job lie on its nodes, and travel.
 
     Attributes:
@@ -104,7 +104,7 @@ def lay_rows(
     config: Config, data: Dataset, *, readers: Sequence[int], node_of: Sequence[int],
     own: Own | None = None, pieces: Pieces | None = None,
     guessed_row_bytes: float | None = None, memory_bytes: float | None = None,
-) -> Rows:  # fmt: skip
+) -> RowsOnNodes:  # fmt: skip
     """Deal a job's rows out to its nodes.
 
     Args:
@@ -153,7 +153,7 @@ def lay_rows(
             first_row=0 if holds_all else int(layout.pool_starts[np.argmax(layout.pool_sizes)]),
             pieces=pieces,
         )  # fmt: skip
-    return Rows(
+    return RowsOnNodes(
         layout=layout,
         readers=tuple(readers),
         row_bytes=data.row_bytes,
@@ -167,7 +167,7 @@ def lay_rows(
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceRates:
     """What rows are read at from where they were in the beginning, in bytes/s.
 
     Attributes:
@@ -184,7 +184,7 @@ class Source:
         return max(num_bytes / self.of_node, together_s)
 
 
-def find_source(storage: Storage, *, probed_bytes_per_s: float = math.inf) -> Source:
+def find_source(storage: StorageRates, *, probed_bytes_per_s: float = math.inf) -> SourceRates:
     """Find at what rates rows are read from where they lie in the beginning.
 
     Args:
@@ -192,14 +192,14 @@ def find_source(storage: Storage, *, probed_bytes_per_s: float = math.inf) -> So
         probed_bytes_per_s: By one node, as it was timed.
     """
     of_node, of_all = storage.node_read_gbyte_s, storage.read_gbyte_s
-    return Source(
+    return SourceRates(
         of_node=min(probed_bytes_per_s, math.inf if of_node is None else of_node * 1e9),
         of_all=None if of_all is None else of_all * 1e9,
     )
 
 
 def stage_s(
-    storage: Storage, source: Source, rows: Rows, *, limit_bytes_per_s: float = 0.0
+    storage: StorageRates, source: SourceRates, rows: RowsOnNodes, *, limit_bytes_per_s: float = 0.0
 ) -> float:  # fmt: skip
     """Price staging: each node reads so much from the source, and writes it to its disk.
 
@@ -236,7 +236,7 @@ def stage_beside(staging_s: float, *, steps_s: float) -> tuple[float, float]:
 
 
 def make_feeds(
-    config: Config, data: DataTimes, rows: Rows, machine: Machine, *, source: Source,
+    config: Config, data: DataTimes, rows: RowsOnNodes, machine: Machine, *, source: SourceRates,
     exchanges: bool = True, staged: bool = True, hidden_fraction: float = 0.0,
     disk_bytes_per_s: float | None = None,
 ) -> dict[int, Feed]:  # fmt: skip

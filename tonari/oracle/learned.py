@@ -8,7 +8,7 @@ from pathlib import Path
 from dataio.base.errors import DamagedFileError
 from dataio.base.lines import read_checked_lines
 from tonari.oracle.errors import OracleError
-from tonari.oracle.plan import MOVING, EpochPlan
+from tonari.oracle.plan import MOVING, PlannedEpoch
 from tonari.trainer.watch.parts import OTHER
 from tonari.trainer.watch.plan import PARTS
 
@@ -46,12 +46,12 @@ class Learned:
     factors: Mapping[str, Factor]
     unplanned_s: Mapping[str, float]
 
-    def scale(self, epoch: EpochPlan) -> EpochPlan:
+    def scale(self, epoch: PlannedEpoch) -> PlannedEpoch:
         """Return a plan with each part times its factor, if it has one."""
         factors = {name: factor.median for name, factor in self.factors.items()}
         return replace(epoch, **{name: getattr(epoch, name) * of for name, of in factors.items()})
 
-    def range_s(self, epoch: EpochPlan) -> tuple[float, float]:
+    def range_s(self, epoch: PlannedEpoch) -> tuple[float, float]:
         """Compute the range of a plan's epoch: that of steps, wider by that of the factors."""
         ends = []
         for end, spread in zip(("low", "high"), epoch.spread, strict=True):

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from operator import mul
 
 from dataio.plan.policies import refresh_every
-from tonari.oracle.cluster.cluster import Cluster, Storage
+from tonari.oracle.cluster.cluster import Cluster, StorageRates
 from tonari.oracle.cluster.machine import Nodes
 from tonari.oracle.cluster.probed import cluster_of
 from tonari.oracle.costs import Machine
 from tonari.oracle.errors import OracleError
 from tonari.oracle.feeds import (
-    Rows,
-    Source,
+    RowsOnNodes,
+    SourceRates,
     find_source,
     lay_rows,
     make_feeds,
@@ -30,7 +30,7 @@ from tonari.oracle.trace import Trace, trace_step
 from tonari.oracle.windows import wait_for_windows
 from tonari.trainer.config.config import Config
 from tonari.trainer.errors import ConfigError
-from tonari.trainer.run.build import Layout, build_place, lay_out, make_importance
+from tonari.trainer.run.build import RunLayout, build_place, lay_out, make_importance
 from tonari.trainer.run.own import Own
 from tonari.trainer.watch.plan import PARTS
 
@@ -66,11 +66,11 @@ class StepPlan:
     untraced: str
     samples_per_s: float
     simulation: Simulation
-    epoch: "EpochPlan | None"
+    epoch: "PlannedEpoch | None"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochPlan:
+class PlannedEpoch:
     """An epoch as it would be, and what comes before the first.
 
     Attributes:
@@ -79,7 +79,7 @@ class EpochPlan:
         windows_s: Of these, for which steps wait for rows that a quota leaves no room for.
         read_bytes: That the node with most rows reads from the source in an epoch.
         exchange_s: For which the end of the epoch waits for rows that are still on their way.
-        turn_s: To the next epoch.
+        epoch_end_s: To the next epoch.
         refresh_s: Of scoring hidden rows anew; on average over epochs.
         refresh_every: Epochs from one such to the next; 0: there is none.
         evaluation_s: Of the test data.
@@ -100,7 +100,7 @@ class EpochPlan:
     windows_s: float = 0.0
     read_bytes: float = 0.0
     exchange_s: float
-    turn_s: float
+    epoch_end_s: float
     refresh_s: float
     refresh_every: int
     evaluation_s: float
@@ -134,7 +134,7 @@ class EpochPlan:
     @property
     def pays_after(self) -> int | None:
         """Epochs after which staging has cost less than reading from the source; None: never."""
-        saved_s = self.unstaged_s - self.train_s - self.exchange_s - self.turn_s
+        saved_s = self.unstaged_s - self.train_s - self.exchange_s - self.epoch_end_s
         return math.ceil((self.staging_s + self.late_rows_s) / saved_s) if saved_s > 0 else None
 
     def run_s(self, epochs: int) -> float:
@@ -241,15 +241,15 @@ class _Epoch:
     config: Config
     found: Probe
     data: DataTimes
-    layout: Layout
+    layout: RunLayout
     machine: Machine
-    rows: Rows
+    rows: RowsOnNodes
     cluster: Cluster | None
-    source: Source
+    source: SourceRates
 
     def plan(
         self, simulation: Simulation, traces: Sequence[Trace], hidden_fraction: float
-    ) -> EpochPlan:
+    ) -> PlannedEpoch:
         steps = self.rows.num_steps(self.config, hidden_fraction=hidden_fraction)
         first_s = simulation.step_ends_s[0] - simulation.step_s
         behind_s = simulation.behind_s / len(simulation.step_ends_s)
@@ -262,13 +262,13 @@ class _Epoch:
         staging_s, late_rows_s = self._staging_s(), 0.0
         if self.config.data.staging.when == "overlap":
             staging_s, late_rows_s = stage_beside(staging_s, steps_s=steps_s)
-        return EpochPlan(
+        return PlannedEpoch(
             steps=steps,
             train_s=steps_s + windows_s,
             windows_s=windows_s,
             read_bytes=read_bytes,
             exchange_s=steps * behind_s,
-            turn_s=self.data.turn_s,
+            epoch_end_s=self.data.epoch_end_s,
             refresh_s=self._scoring_s(hidden_rows) / every if every else 0.0,
             refresh_every=every,
             evaluation_s=self._scoring_s(evaluated),
@@ -339,8 +339,8 @@ class _Epoch:
         return sum(trace.kept_bytes for trace in traces) * of_stage / rate / run.checkpoint_epochs
 
 
-def _storage(cluster: Cluster | None) -> Storage:
-    return Storage() if cluster is None else cluster.storage
+def _storage(cluster: Cluster | None) -> StorageRates:
+    return StorageRates() if cluster is None else cluster.storage
 
 
 def _disk_bytes_per_s(cluster: Cluster | None) -> float | None:

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 import tyro
 
-from dataio.base.progress import Progress
+from dataio.base.progress import ProgressBar
 from dataio.source.text.tokenizer import open_tokenizer
 from tonari.pack.documents import Split, find_documents
 from tonari.pack.inputs import open_input
@@ -133,7 +133,7 @@ def _pack_text(options: Pack, tokenizer: str) -> int:
 
 
 def _counted(samples: Iterable[Thing], total: int) -> Iterator[Thing]:
-    progress = Progress("packing", total, shown=True)
+    progress = ProgressBar("packing", total, shown=True)
     try:
         for sample in samples:
             yield sample

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dataio.base.atomic import read_record, write_file, write_record
 from dataio.base.errors import DamagedFileError, SourceError
-from dataio.base.progress import Progress
+from dataio.base.progress import ProgressBar
 from dataio.source.text.dataset import INFO, TextInfo, read_info, token_dtype
 from dataio.source.text.tokenizer import FILE, Tokenizer
 from tonari.errors import CommandError
@@ -217,7 +217,7 @@ class _Writer:
 
     def write(self, documents: Documents, *, sizes: Sequence[int]) -> Done:
         """Pack what is left; returns what there is in the end."""
-        progress = Progress("packing", sum(sizes) >> 20, shown=True, unit="MiB of input")
+        progress = ProgressBar("packing", sum(sizes) >> 20, shown=True, unit="MiB of input")
         shown = 0
         batches = _batches(documents, sizes, self._done)
         try:

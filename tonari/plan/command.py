@@ -14,7 +14,7 @@ from tonari.plan.picture import part_name, plan_bars, search_bars
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from tonari.oracle.plan import EpochPlan, StepPlan
+    from tonari.oracle.plan import PlannedEpoch, StepPlan
     from tonari.plan.choice import Choice
 
 
@@ -186,7 +186,7 @@ def _words(planned: "StepPlan") -> list[str]:
     return [*lines, "", f"most memory of tensors a rank, by coordinate of pp: {memory}"]
 
 
-def _epoch_words(epoch: "EpochPlan | None", epochs: int) -> list[str]:
+def _epoch_words(epoch: "PlannedEpoch | None", epochs: int) -> list[str]:
     if epoch is None:
         return []
     low_s, high_s = epoch.range_s
@@ -222,13 +222,13 @@ def _epoch_words(epoch: "EpochPlan | None", epochs: int) -> list[str]:
     ]
 
 
-def _late_words(epoch: "EpochPlan") -> str:
+def _late_words(epoch: "PlannedEpoch") -> str:
     if not epoch.late_rows_s:
         return ""
     return f", and {epoch.late_rows_s:.1f} s for which the first waits for rows staged beside it"
 
 
-def _paying_words(epoch: "EpochPlan") -> str:
+def _paying_words(epoch: "PlannedEpoch") -> str:
     if not epoch.unstaged_s:
         return ""
     own_s = epoch.epoch_s - epoch.parts_s["steps"] + epoch.unstaged_s

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tonari.oracle.learned import Learned
-    from tonari.oracle.plan import EpochPlan
+    from tonari.oracle.plan import PlannedEpoch
 
 
-def learned_words(epoch: "EpochPlan", learned: "Learned", run: Path, epochs: int) -> list[str]:
+def learned_words(epoch: "PlannedEpoch", learned: "Learned", run: Path, epochs: int) -> list[str]:
     """Put an epoch's plan beside the same with what a run measured, in lines.
 
     Args:
@@ -48,7 +48,7 @@ def learned_words(epoch: "EpochPlan", learned: "Learned", run: Path, epochs: int
     ]
 
 
-def learned_document(epoch: "EpochPlan", learned: "Learned", run: Path) -> dict[str, object]:
+def learned_document(epoch: "PlannedEpoch", learned: "Learned", run: Path) -> dict[str, object]:
     """Describe the same for JSON."""
     from tonari.trainer.watch.plan import PARTS
 

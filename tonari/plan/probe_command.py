@@ -126,7 +126,7 @@ def _data_words(data: "DataTimes") -> str:
     return (
         f"{data.num_rows:,} rows of {format_bytes(round(data.row_bytes))}; a rank makes a batch "
         f"in {data.batch_s:.4f} s, a node stages {format_bytes(round(data.staging_bytes_per_s))} "
-        f"a second, an epoch turns in {data.turn_s:.3f} s"
+        f"a second, an epoch ends in {data.epoch_end_s:.3f} s"
     )
 
 

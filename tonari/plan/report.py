@@ -20,7 +20,7 @@ from tonari.report.pages import Picture, drawn, lay_out
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from tonari.oracle.plan import EpochPlan, StepPlan
+    from tonari.oracle.plan import PlannedEpoch, StepPlan
     from tonari.oracle.search.search import Plans
     from tonari.plan.choice import Choice
     from tonari.plan.explain import Row
@@ -108,7 +108,7 @@ def search_page(found: "Plans", command: str) -> str:
     )
 
 
-def _findings(plan: "StepPlan", epoch: "EpochPlan | None", epochs: int) -> list[str]:
+def _findings(plan: "StepPlan", epoch: "PlannedEpoch | None", epochs: int) -> list[str]:
     step = f"{plan.step_s:.3f} s ({plan.low_s:.3f} to {plan.high_s:.3f})"
     speed = f"{plan.samples_per_s:,.1f} samples a second"
     waits = {name: seconds for name, seconds in plan.parts_s.items() if name != "compute"}

@@ -116,7 +116,7 @@ HEAD_OF_EPOCHS = (
     "", "epoch", "waits", "staging", "step", *HEAD[2:], "cache", "threads", "choice"
 )  # fmt: skip
 HEAD_OF_CHOICES = ("choice", "epoch", "over the first", "waits", "why")
-WAITS = ("exchange", "decoding", "node disk", "windows", "turn", "refresh")
+WAITS = ("exchange", "decoding", "node disk", "windows", "epoch end", "refresh")
 """Parts of an epoch that are not of its steps."""
 
 

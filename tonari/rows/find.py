@@ -10,7 +10,7 @@ from dataio.base.seeding import ORDER_VERSION
 from dataio.plan.policies import Local, Shuffle
 from dataio.rowlog.attempts import Course, find_course
 from dataio.rowlog.files import LOG
-from dataio.rowlog.reading import Logged, read_log
+from dataio.rowlog.reading import RowLogRead, read_log
 from dataio.state.snapshot import STATE, find_snapshot, load_state
 from shuffle import Global, Partial
 from tonari.trainer.checkpoint.directory import whole_checkpoints
@@ -23,7 +23,7 @@ SHUFFLES: dict[str, type[Partial] | type[Global] | type[Local]] = {
 }  # fmt: skip
 
 
-def find_log(run: str | os.PathLike[str], *, log: str | os.PathLike[str] | None) -> Logged:
+def find_log(run: str | os.PathLike[str], *, log: str | os.PathLike[str] | None) -> RowLogRead:
     """Read the log that belongs to a run.
 
     Args:
@@ -47,7 +47,7 @@ def find_log(run: str | os.PathLike[str], *, log: str | os.PathLike[str] | None)
     )
 
 
-def find_run_course(run: str | os.PathLike[str], logged: Logged) -> Course:
+def find_run_course(run: str | os.PathLike[str], logged: RowLogRead) -> Course:
     """Follow the run up to what was saved, where ``run`` is a save; else to its last step.
 
     Raises:
@@ -66,7 +66,7 @@ def find_run_course(run: str | os.PathLike[str], logged: Logged) -> Course:
     return find_course(logged.attempts, tip=(attempt, step))
 
 
-def _check_reached(run: Path, logged: Logged) -> None:
+def _check_reached(run: Path, logged: RowLogRead) -> None:
     """Refuse a log that ends before the run's newest checkpoint, as an older copy of it does.
 
     Raises:

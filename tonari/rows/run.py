@@ -16,7 +16,7 @@ from dataio.options import Staging
 from dataio.plan.policies import Shuffle
 from dataio.replaying import replay_batch
 from dataio.rowlog.answers import Answers, State
-from dataio.rowlog.attempts import Piece, Setup
+from dataio.rowlog.attempts import AttemptSteps, Setup
 from dataio.rowlog.trained import TrainedRows
 from dataio.rows.samples import Batch, BatchTransform, Collate, Transform
 from dataio.source.base import ShardedSource
@@ -137,7 +137,7 @@ class RunRows:
             raise ValueError("rows: give epoch=, perhaps with steps=, or step=, and not both")
         course = self.answers.course
         pieces = [*course.kept, *(course.discarded if discarded else ())]
-        asked: list[tuple[Piece, range]] = []
+        asked: list[tuple[AttemptSteps, range]] = []
         for piece in pieces:
             known = piece.epoch_steps
             wanted = known
@@ -186,7 +186,7 @@ class RunRows:
             ids = np.array([find_key(self.name, self.source(), key)])
         else:
             ids = find_shard(self.name, self.source(), str(shard))
-        course, epochs = self.answers.course, dict[int, list[Piece]]()
+        course, epochs = self.answers.course, dict[int, list[AttemptSteps]]()
         for piece in course.kept:
             epochs.setdefault(piece.attempt.epoch, []).append(piece)
         parts = [part for pieces in epochs.values() for part in self._of_epoch(pieces, ids)]
@@ -269,7 +269,7 @@ class RunRows:
         """
         return with_losses(table, Path(self.name), self.answers.course)
 
-    def _of_epoch(self, pieces: Sequence[Piece], ids: NDArray[np.int64]) -> list[Columns]:
+    def _of_epoch(self, pieces: Sequence[AttemptSteps], ids: NDArray[np.int64]) -> list[Columns]:
         """List what became of samples in an epoch that the weights have seen."""
         parts: list[Columns] = []
         states: list[State | None] = [None] * len(ids)
@@ -285,7 +285,7 @@ class RunRows:
             parts.append(missed_rows(pieces[-1], np.array(what), ids[missed]))
         return parts
 
-    def _rows(self, piece: Piece, epoch_steps: range) -> TrainedRows:
+    def _rows(self, piece: AttemptSteps, epoch_steps: range) -> TrainedRows:
         back = piece.epoch_steps.start - piece.steps.start
         return self.answers.at(piece, range(epoch_steps.start - back, epoch_steps.stop - back))
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dataio.rowlog.answers import State
-from dataio.rowlog.attempts import Piece
+from dataio.rowlog.attempts import AttemptSteps
 from dataio.rowlog.trained import TrainedRows
 
 STATES: tuple[State, ...] = get_args(State)
@@ -34,7 +34,7 @@ from 0 on. ``run_step``: optimizer step of the run, from 1 on. ``position``: in 
 batch."""
 
 
-def trained_rows(piece: Piece, rows: TrainedRows) -> Columns:
+def trained_rows(piece: AttemptSteps, rows: TrainedRows) -> Columns:
     """List the rows of a piece, trained or not."""
     count, attempt = len(rows.step), piece.attempt
     since = piece.since(rows.step)
@@ -48,7 +48,7 @@ def trained_rows(piece: Piece, rows: TrainedRows) -> Columns:
     }  # fmt: skip
 
 
-def missed_rows(piece: Piece, what: NDArray[np.int64], ids: NDArray[np.int64]) -> Columns:
+def missed_rows(piece: AttemptSteps, what: NDArray[np.int64], ids: NDArray[np.int64]) -> Columns:
     """List samples that a piece's epoch did not train, by why."""
     unknown = np.full(len(ids), -1)
     return {

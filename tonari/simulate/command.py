@@ -22,8 +22,8 @@ from dataio.base.seeding import key
 from dataio.plan.layout import Layout
 from shuffle.mixing import (
     Labels,
-    Look,
     Mixing,
+    SampledNodes,
     Visits,
     choose_look,
     count_visits,
@@ -280,7 +280,7 @@ def measure_plan(
 
 
 def summarise(
-    mixings: Iterable[Mixing], visits: Visits, expected: float, look: Look, layout: Layout
+    mixings: Iterable[Mixing], visits: Visits, expected: float, look: SampledNodes, layout: Layout
 ) -> Curves:
     """Put what was followed epoch by epoch into curves."""
     found = list(mixings)

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from shuffle.traffic import Traffic
+from shuffle.traffic import ExchangeTraffic
 from tonari.sizes import format_bytes
 
 NEAR = 0.05
@@ -51,7 +51,7 @@ class Cost:
         plan_bytes: Peak memory of planning it.
     """
 
-    traffic: Traffic
+    traffic: ExchangeTraffic
     plan_s: float
     plan_bytes: int
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from dataio.base.checked import checked
 from dataio.base.errors import FieldError, SourceError
 from dataio.base.location import bare
+from dataio.rows.encoding import TIMES, converted, is_wider
 from dataio.rows.fields import Array, Field, Float, Int, row_schema
-from dataio.rows.numbers import TIMES, converted, is_wider
 from dataio.rows.rows import FixedColumn, Rows, make_rows
 from dataio.source.base import check_ids
 from dataio.source.formats.npy import MemoryArray, NpyFile
@@ -172,7 +172,9 @@ def _opened(
             f"NumpySource: array {key!r} is {found}, expected an array of numbers or text with one "
             "row a sample, or a path; convert it with np.asarray"
         )
-    return MemoryArray(unmasked(value, f"NumpySource: array {key!r}"))
+    if isinstance(value, np.ma.MaskedArray):
+        value = unmasked(value, f"NumpySource: array {key!r}")
+    return MemoryArray(value)
 
 
 def _whole_times(rows: NDArray[np.generic]) -> NDArray[np.generic]:

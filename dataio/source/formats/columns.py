@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dataio.base.errors import FieldError
+from dataio.rows.encoding import converted
 from dataio.rows.fields import (
     Array,
     Bytes,
@@ -25,7 +26,6 @@ from dataio.rows.fields import (
     other_for,
     row_schema,
 )
-from dataio.rows.numbers import converted
 from dataio.rows.rows import FixedColumn, Rows, make_rows, row_offsets
 from dataio.source.formats.records import refuse_twice
 from dataio.source.row_block import BLOCK_BYTES

@@ -18,7 +18,7 @@ from dataio.source.storage.window import File
 class Steps(Protocol):
     """Steps over samples in [the seek point's byte, stop), which hold every byte between.
 
-    Yields each one's own seek point, and its bytes; these may be left out unless ``reads_all``.
+    Yields each one's own seek point, and its bytes; these are optional unless ``reads_all``.
     """
 
     def __call__(

@@ -1,7 +1,7 @@
 """Calls that may never return, made in threads that can be left behind.
 
 The thread that calls writes a worker's inbox and reads its outbox; the worker does the reverse;
-`Deadline` guards the list of idle workers with its lock.
+`CallDeadline` guards the list of idle workers with its lock.
 """
 
 import threading
@@ -27,7 +27,7 @@ class _CallOutcome(Generic[T]):
 
 
 class _Worker:
-    def __init__(self, deadline: "Deadline") -> None:
+    def __init__(self, deadline: "CallDeadline") -> None:
         self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.abandoned = False
         self._deadline = deadline
@@ -47,7 +47,7 @@ class _Worker:
             del work
 
 
-class Deadline:
+class CallDeadline:
     """Gives up waiting for a call that does not return; its thread ends when the call does."""
 
     def __init__(self) -> None:

@@ -86,7 +86,7 @@ class StorageFile:
 
     @property
     def mtime_ns(self) -> int:
-        """Time of the last change; 0 where the storage does not tell."""
+        """Time of the last change; 0 where the storage does not know."""
         return self._status.mtime_ns
 
     def read_at(self, offset: int, length: int) -> bytes:

@@ -30,7 +30,7 @@ class Status(NamedTuple):
 
     size: int
     mtime_ns: int
-    """Time of the last change; 0 where the storage does not tell."""
+    """Time of the last change; 0 where the storage does not know."""
     tag: str = ""
     """The storage's own name for this version of the bytes."""
 

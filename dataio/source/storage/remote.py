@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 TRANSIENT_STATUS = frozenset({408, 425, 429, *range(500, 600)})
 CHANGE_KEYS = ("mtime", "LastModified", "last_modified", "updated", "created")
-"""Under which of them a filesystem tells when a file changed."""
+"""Under which of them a filesystem says when a file changed."""
 PASSING = re.compile(
     r"Connect|Timeout|Incomplete|Protocol|Payload|Disconnect|Reset|Chunked|Stream|Read|Network"
     r"|Socket|EOF|ServiceRequest"
@@ -194,8 +194,8 @@ def _failure(url: str, error: Exception) -> Exception:
     """Say in our words what failed, and whether it may pass."""
     chain = list(_causes(error))
     # Some say "no such file" of a server that did not answer, or refused.
-    told = next(((cause, code) for cause in chain if (code := _code(cause)) is not None), None)
-    cause, status = told or (next(filter(_may_pass, chain), error), None)
+    found = next(((cause, code) for cause in chain if (code := _code(cause)) is not None), None)
+    cause, status = found or (next(filter(_may_pass, chain), error), None)
     said, where = explained(cause, url), bare(url)
     if status in TRANSIENT_STATUS or (status is None and _may_pass(cause)):
         return TransientError(said)

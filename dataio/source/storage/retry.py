@@ -17,7 +17,7 @@ import numpy as np
 
 from dataio.base.checked import checked
 from dataio.base.seeding import generator, key
-from dataio.source.storage.deadline import Deadline
+from dataio.source.storage.deadline import CallDeadline
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class Retry:
         self._clock, self._sleep = clock, sleep
         self._rng = rng or generator(key(int.from_bytes(os.urandom(8), "big"), "retry"))
         self._lock = threading.Lock()
-        self._deadline = Deadline()
+        self._deadline = CallDeadline()
 
     def call(
         self,
@@ -101,7 +101,7 @@ class Retry:
         """Make a request. Blocks for ``retry_s`` and one request at most, if it is watched.
 
         Args:
-            work: Makes it; is told how often it failed before.
+            work: Makes it, given how often it failed before.
             doing: Where and what, for the log.
             watched: Whether it may hang, and is given up after ``read_timeout_s``.
             most_s: Instead of ``retry_s`` where that is longer.

@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from dataio.base.errors import SourceError
-from dataio.source.base import ShardedSource, ShardFormat, Source
+from dataio.source.base import ShardedSource, ShardFormat
 from dataio.source.counts import ShardInfo, number_samples
 from dataio.source.storage.files import Storage
 from dataio.world import World
@@ -184,11 +184,6 @@ class GrowingSource(ShardedSource):
                 f"{shard.found.num_bytes} bytes and the same time of change; shards may only be "
                 "appended: put the old one back, or begin anew with other caches"
             )
-
-
-def as_growing(source: Source) -> GrowingSource | None:
-    """Take a source for one to which shards may be appended, if it is one."""
-    return source if isinstance(source, GrowingSource) else None
 
 
 def chained_digests(counted: Sequence[CountedShard]) -> list[str]:

@@ -27,7 +27,7 @@ from dataio.source.wrap.function_hash import describe_function, describe_value
 READ_BYTES = 1 << 20
 
 
-class Pipeline(Protocol):
+class WebDatasetPipeline(Protocol):
     """What `webdataset.WebDataset` and `webdataset.DataPipeline` are."""
 
     pipeline: list[Any]
@@ -37,7 +37,7 @@ class Pipeline(Protocol):
     def invoke(self, stage: Any, /, *args: Any) -> Any: ...
 
 
-def is_pipeline(source: object) -> TypeGuard[Pipeline]:
+def is_pipeline(source: object) -> TypeGuard[WebDatasetPipeline]:
     """Whether this is a pipeline of webdataset."""
     webdataset = sys.modules.get("webdataset")
     return webdataset is not None and isinstance(source, webdataset.DataPipeline)
@@ -62,7 +62,7 @@ class PipelineFormat(ShardFormat):
         SourceError: If a stage has no place in a loader, such as one that draws samples at random.
     """
 
-    def __init__(self, pipeline: Pipeline, *, version: str = "") -> None:
+    def __init__(self, pipeline: WebDatasetPipeline, *, version: str = "") -> None:
         webdataset = sys.modules["webdataset"]
         first, *stages = pipeline.pipeline
         if not isinstance(first, webdataset.shardlists.SimpleShardList):

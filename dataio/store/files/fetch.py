@@ -17,15 +17,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.cgroup import memory_limit
 from dataio.base.errors import CacheError, StallError
+from dataio.base.filesystem import named
 from dataio.rows.rows import FixedColumn
-from dataio.store.disk_errors import named
 from dataio.store.files.reader import ColumnFile, Located, RowReader
 from dataio.store.files.store import HeapFile, check_length, open_at_random
-
-MEMORY_FRACTION = 0.7
-"""Of the memory there is, what the page cache may count on."""
 
 NUM_THREADS = 16
 """Reads that a disk is asked for at once: one at a time, none has more than a part of its rate."""
@@ -44,14 +40,7 @@ LEAST_TAKEN = 16
 """Rows or pages that are worth a task of their own."""
 
 
-def is_needed(reader: RowReader, *, memory_bytes: int | None = None) -> bool:
-    """Whether a pool's files exceed the memory that could hold them."""
-    heaps = reader.directory.glob("heap-*.bin")
-    held = sum(path.stat().st_size for path in (*heaps, *(file.path for file in reader.fixed)))
-    return held > MEMORY_FRACTION * (memory_limit() if memory_bytes is None else memory_bytes)
-
-
-class Column(NamedTuple):
+class FetchedColumn(NamedTuple):
     """A fixed field of fetched rows: uint8[num_rows, width_bytes]."""
 
     path: Path
@@ -158,7 +147,7 @@ class Fetcher:
                 rows = rows.reshape(num_rows, file.column.width_bytes)
             else:
                 rows = self._fixed(file, located.position, tasks)
-            columns.append(Column(file.path, file.column, rows))
+            columns.append(FetchedColumn(file.path, file.column, rows))
         position, heap = np.arange(num_rows), np.zeros(num_rows, np.int64)
         bounds, heaps = position, {}
         if schema.variable:

@@ -9,9 +9,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from dataio.base.cgroup import memory_limit
 from dataio.rows.rows import FixedColumn, Rows, RowSchema, bind_checksums, row_offsets
 from dataio.store.files.manifest import Entries
 from dataio.store.files.store import HeapFile, check_length
+
+MEMORY_FRACTION = 0.7
+"""Of the memory there is, what the page cache may count on."""
 
 
 class Located(NamedTuple):
@@ -203,3 +207,10 @@ def copy_out(
         # Slices of plain memory: half the time of views of arrays.
         for heap, begin, end, (start, stop) in places:
             room[start:stop] = views[heap][begin:end]
+
+
+def exceeds_memory(reader: RowReader, *, memory_bytes: int | None = None) -> bool:
+    """Whether a pool's files exceed the memory that could hold them."""
+    heaps = reader.directory.glob("heap-*.bin")
+    held = sum(path.stat().st_size for path in (*heaps, *(file.path for file in reader.fixed)))
+    return held > MEMORY_FRACTION * (memory_limit() if memory_bytes is None else memory_bytes)

@@ -168,7 +168,8 @@ class RowFiles:
         """Make durable what this local rank wrote. Blocks on the disk."""
         for file in self.by_position:
             file.sync()
-        self.heap.sync()
+        if self.has_heap:
+            self.heap.sync()
 
     def _write_positions(
         self,
@@ -198,7 +199,7 @@ class RowFiles:
             headers[:, 2], headers[:, 3:] = heaps << HEAP_SHIFT | offsets, lengths
         return headers.view(np.uint8).reshape(len(headers), self.headers.column.width_bytes)
 
-    def mend_headers(self, entries: Entries, *, dry_run: bool) -> int:
+    def repair_headers(self, entries: Entries, *, dry_run: bool) -> int:
         """Write the headers of these rows again where they are not what the entries say.
 
         Returns:

@@ -16,10 +16,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dataio.base.atomic import as_open_as_its_directory, parse_table
+from dataio.base.atomic import as_open_as_its_directory, begin_writeback, parse_table
 from dataio.base.errors import CacheError, DamagedFileError, QuotaError
 from dataio.rows.rows import FixedColumn
-from dataio.store.files.writeback import begin_writeback
 
 HEAP_STEP_BYTES = 64 << 20
 MAPPED_BYTES = 16 << 10
@@ -133,7 +132,7 @@ class FixedFile:
             os.close(descriptor)
         return found == self._header(self.count_positions())
 
-    def mend_header(self) -> None:
+    def repair_header(self) -> None:
         """Write the header anew if it is not what the file's size says, as after a kill.
 
         Only others read it, as NumPy does: nothing here goes by it.
@@ -147,7 +146,10 @@ class FixedFile:
             os.close(descriptor)
 
     def _header(self, num_positions: int) -> bytes:
-        return _lengthen(self._plain_header(num_positions), self.start_bytes)
+        # Format 1.0 of `.npy`, filled up with spaces before its last newline.
+        plain = self._plain_header(num_positions)
+        described = plain[10:-1].ljust(self.start_bytes - 11) + b"\n"
+        return plain[:8] + len(described).to_bytes(2, "little") + described
 
     def _write_header(self, descriptor: int, num_positions: int) -> None:
         _write_all(descriptor, memoryview(self._header(num_positions)), 0)
@@ -338,12 +340,6 @@ def map_table(
             start = array.buffers()[1].address - start_address
         columns[name] = np.frombuffer(mapped, dtype, count=table.num_rows, offset=start)
     return columns, table.schema.metadata or {}
-
-
-def _lengthen(header: bytes, num_bytes: int) -> bytes:
-    """Fill the header of a `.npy` file, of format 1.0, up with spaces before its last newline."""
-    described = header[10:-1].ljust(num_bytes - 11) + b"\n"
-    return header[:8] + len(described).to_bytes(2, "little") + described
 
 
 def _read_alone(mapped: NDArray[np.uint8]) -> None:

@@ -21,7 +21,7 @@ Format = Literal["parquet", "arrow"]
 BLOCK_BYTES = 64 << 20
 
 
-class _Writer(Protocol):
+class _TableWriter(Protocol):
     def write_table(self, table: pa.Table) -> None: ...
 
     def close(self) -> None: ...
@@ -94,13 +94,13 @@ def _write(
             ) from error
 
 
-def _writer(path: Path, schema: pa.Schema, file_format: Format) -> _Writer:
+def _writer(path: Path, schema: pa.Schema, file_format: Format) -> _TableWriter:
     writer: Any
     if file_format == "parquet":
         writer = pq.ParquetWriter(path, schema)
     else:
         writer = pa.ipc.new_file(str(path), schema)
-    checked: _Writer = writer
+    checked: _TableWriter = writer
     return checked
 
 

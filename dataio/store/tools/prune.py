@@ -21,7 +21,7 @@ WRITTEN = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class PruneChoice:
     """Which caches are to go. Those in use stay whatever is chosen.
 
     Attributes:

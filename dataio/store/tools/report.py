@@ -8,8 +8,8 @@ from dataio.base.errors import CacheError, DataioError
 from dataio.base.location import bare
 from dataio.rows.rows import FixedColumn, RowSchema
 from dataio.store.cache import Cache
-from dataio.store.identity import Identity, read_meta
 from dataio.store.lock import describe, owners
+from dataio.store.manifest_files import Identity, read_meta
 from dataio.store.prepare import disk_bytes
 
 NODE_DIRECTORY = re.compile(r"node\d+(\.\d+)?")

@@ -1,4 +1,4 @@
-"""Read every row of a cache, and mend what can be mended without the source."""
+"""Read every row of a cache, and repair what can be repaired without the source."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from dataio.store.cache import Cache
 from dataio.store.files.manifest import Entries
 from dataio.store.files.row_files import RowFiles
-from dataio.store.identity import Identity
 from dataio.store.lock import held, refuse_others
+from dataio.store.manifest_files import Identity
 from dataio.store.prepare import recover
 from dataio.store.tools.report import identity_of, open_to_read
 
@@ -80,7 +80,7 @@ def _recovered(directory: Path, identity: Identity) -> str:
 
 def _verify(files: RowFiles, entries: Entries, *, dry_run: bool) -> Verified:
     proved = files.prove(entries)
-    num_headers = files.mend_headers(entries.take(proved), dry_run=dry_run)
+    num_headers = files.repair_headers(entries.take(proved), dry_run=dry_run)
     return Verified(len(entries), entries.sample_id[~proved], num_headers)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image as PillowImage
 
-from dataio.plan.order import Block
+from dataio.plan.order import StepsBlock
 from dataio.plan.placement import Placement
 from dataio.rows.fields import Array, Bytes, Field, Image, Int, Text, Tokens, row_schema
 from dataio.rows.rows import Rows, make_rows
@@ -123,11 +123,11 @@ def pick_in_turn(num_samples: int, batch_size: int = 8, num_valid: int | None = 
     """Batches of a fixed shuffled order; the last row of each is padding if so asked."""
     order = np.random.default_rng(1).permutation(num_samples)
 
-    def pick(first: int, count: int) -> Block:
+    def pick(first: int, count: int) -> StepsBlock:
         slots = order[first * batch_size : (first + count) * batch_size].reshape(count, -1).copy()
         valid = np.full(count, batch_size if num_valid is None else num_valid)
         weight = (np.arange(batch_size) < valid[:, None]).astype(np.float32)
-        return Block(slots, valid, weight)
+        return StepsBlock(slots, valid, weight)
 
     return pick
 

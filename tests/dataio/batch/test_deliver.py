@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from dataio.base.buffers import BufferRing
-from dataio.batch.deliver import Delivery
+from dataio.batch.feed import DeviceDelivery
 
 
 @pytest.mark.parametrize("device", [None, torch.device("cpu")])
 def test_on_a_cpu_batches_are_passed_on_untouched(device):
     batches = iter([{"x": torch.zeros(2)}])
-    delivery = Delivery(device)
+    delivery = DeviceDelivery(device)
     assert delivery(batches) is batches
     assert not delivery.pinned
 
@@ -23,7 +23,7 @@ def test_on_another_device_every_tensor_moves_and_lists_stay():
         "names": ["a", "b"],
         "ragged": [torch.zeros(1), torch.zeros(3)],
     }
-    (moved,) = Delivery(torch.device("meta"))(iter([batch]))
+    (moved,) = DeviceDelivery(torch.device("meta"))(iter([batch]))
     assert moved["x"].device.type == "meta"
     assert moved["names"] == ["a", "b"]
     assert [value.device.type for value in moved["ragged"]] == ["meta", "meta"]
@@ -31,7 +31,7 @@ def test_on_another_device_every_tensor_moves_and_lists_stay():
 
 @pytest.mark.gpu
 def test_on_a_gpu_batches_arrive_whole_while_their_buffers_are_reused():
-    ring, delivery = BufferRing(pinned=True), Delivery(torch.device("cuda"))
+    ring, delivery = BufferRing(pinned=True), DeviceDelivery(torch.device("cuda"))
 
     def batches():
         for number in range(200):

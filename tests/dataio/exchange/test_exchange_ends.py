@@ -11,7 +11,7 @@ from dataio.plan.layout import Layout
 from dataio.rows.rows import corrupt_rows
 from dataio.store.cache import Cache
 from dataio.store.writer import RowWriter
-from dataio.world import World, run_threads, thread_worlds
+from dataio.world import run_threads, thread_worlds
 from importance import Kakurenbo
 from shuffle import Global, Partial
 from tests.cases import diagonal
@@ -116,11 +116,10 @@ def test_a_close_that_cannot_complete_its_exchange_frees_the_cache_all_the_same(
 
 @diagonal(policy=SHUFFLES, threaded=[True, False])
 def test_epochs_that_are_broken_off_exchange_all_the_same_in_bounded_memory(
-    tmp_path, monkeypatch, policy, threaded
+    tmp_path, policy, threaded
 ):
-    monkeypatch.setattr(World, "threaded", property(lambda _: threaded))
-
     def on_rank(world):
+        world.threaded = threaded
         allocated = []
         with make(world, tmp_path, policy) as loader:
             for epoch in loader.epochs(30):

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataio.base.seeding import key
-from dataio.plan.candidates import Candidates, alone
-from dataio.plan.history import score_dtype, unscored
+from dataio.plan.history import Candidates, alone, score_dtype, unscored
 
 
 def candidates(sample_id, num_samples, *, epoch=0):

@@ -5,16 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.plan.costs import Rates, Spent, find_rates, price_rows
+from dataio.plan.costs import CostRates, SpentCosts, find_rates, price_rows
 
-SPENT = Spent(
+SPENT = SpentCosts(
     source_s=4.0, source_bytes=40_000_000, batch_s=1.0, batch_bytes=100_000_000, step_s=0.032,
     window_wait_s=3.0, total_s=4.0,
 )  # fmt: skip
-RATES = Rates(0.1, 0.01, 0.001, 0.25)
+RATES = CostRates(0.1, 0.01, 0.001, 0.25)
 
 
-def rates_of(*spent: Spent, before: dict[str, float] | None = None) -> Rates:
+def rates_of(*spent: SpentCosts, before: dict[str, float] | None = None) -> CostRates:
     total = np.sum([each.to_array() for each in spent], axis=0)
     return find_rates(total, batch_size=32, before=before or {})
 
@@ -34,13 +34,13 @@ def test_ranks_that_spend_alike_have_the_rates_of_one(num_ranks: int) -> None:
 
 
 def test_a_difference_of_a_percent_changes_no_rate() -> None:
-    slower = Spent(4.04, 40_000_000, 1.01, 100_000_000, 0.03232, 3.0, 4.0)
+    slower = SpentCosts(4.04, 40_000_000, 1.01, 100_000_000, 0.03232, 3.0, 4.0)
     assert rates_of(slower) == rates_of(SPENT)
 
 
 def test_what_was_not_measured_is_as_before() -> None:
-    idle = Spent(0.0, 0, 0.0, 0, 0.0, 0.0, 0.0)
-    assert rates_of(idle) == Rates()
+    idle = SpentCosts(0.0, 0, 0.0, 0, 0.0, 0.0, 0.0)
+    assert rates_of(idle) == CostRates()
     assert rates_of(idle, before=RATES.to_figures()) == RATES
     assert rates_of(SPENT, before=RATES.to_figures()) == rates_of(SPENT)
 
@@ -62,7 +62,7 @@ def test_a_row_of_unknown_size_costs_as_one_of_mean_size() -> None:
 
 def test_before_anything_was_measured_all_rows_cost_alike() -> None:
     cost_s = price_rows(
-        np.array([0, 9, 10**9]), np.array([True, False, True]), rates=Rates(), mean_bytes=9
+        np.array([0, 9, 10**9]), np.array([True, False, True]), rates=CostRates(), mean_bytes=9
     )
     assert cost_s.tolist() == [1.0] * 3
     assert cost_s.dtype == np.float32

@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.plan.division import cut_at_shards, divide_along_shards
-from dataio.store.staging import Piece, plan_pieces
+from dataio.plan.layout import cut_at_shards, divide_along_shards
+from dataio.store.staging import StagingPiece, plan_pieces
 
 SHARDS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 
@@ -44,7 +44,7 @@ def test_a_nodes_ranks_and_readers_read_every_missing_row_once(
     rng = np.random.default_rng(seed)
     starts, ids = make(sizes, rng)
     ids = rng.permutation(ids)
-    missing = Piece(seed, np.arange(len(ids)), ids, np.arange(len(ids)) + 5)
+    missing = StagingPiece(seed, np.arange(len(ids)), ids, np.arange(len(ids)) + 5)
     pieces = [
         piece
         for rank in range(local_size)
@@ -63,7 +63,7 @@ def test_a_nodes_ranks_and_readers_read_every_missing_row_once(
 
 def test_ranks_take_groups_of_few_rows_in_turns():
     def readers_of(group, num_rows):
-        missing = Piece(group, *[np.arange(num_rows)] * 3)
+        missing = StagingPiece(group, *[np.arange(num_rows)] * 3)
         return [
             rank
             for rank in range(4)

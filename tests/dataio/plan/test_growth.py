@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shuffle
-from dataio.plan.growth import samples_in
 from dataio.plan.layout import Layout
+from dataio.plan.placement import samples_in
 from dataio.plan.policies import Local
 
 SHUFFLES = {

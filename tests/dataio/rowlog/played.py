@@ -10,7 +10,7 @@ import numpy as np
 
 from dataio import Loader, NodeCache, Reports, Staging
 from dataio.rowlog.answers import Answers
-from dataio.rowlog.attempts import Piece, find_course
+from dataio.rowlog.attempts import AttemptSteps, find_course
 from dataio.rowlog.reading import read_log
 from dataio.rowlog.trained import TrainedRows
 from dataio.rows.samples import Batch
@@ -189,7 +189,7 @@ def inverse(found: Answers, sample_id: np.ndarray) -> tuple[Counter[Row], Counte
     return kept, discarded
 
 
-def _trained(piece: Piece, rows: TrainedRows) -> list[Row]:
+def _trained(piece: AttemptSteps, rows: TrainedRows) -> list[Row]:
     """List the rows that were not skipped."""
     since = rows.step - piece.epoch_steps.start + piece.steps.start
     is_trained = ~piece.attempt.skips(since)

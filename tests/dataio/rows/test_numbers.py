@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataio.base.errors import FieldError
+from dataio.rows.encoding import converted
 from dataio.rows.fields import Float, Int
-from dataio.rows.numbers import converted
 
 DTYPES = "bool int8 uint8 int32 uint32 int64 uint64 float16 float32 float64".split()
 EDGES = [

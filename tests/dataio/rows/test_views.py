@@ -15,12 +15,12 @@ from dataio.rows.views import (
     Box,
     CenterCrop,
     Pad,
+    PictureView,
     RandomCrop,
     RandomResizedCrop,
     Resize,
     ResizeLong,
     ResizeShort,
-    View,
     find_view,
 )
 
@@ -56,7 +56,7 @@ def test_a_random_box_lies_in_the_picture(size, out, draws) -> None:
     assert box.left >= 0
     assert 1 <= box.height <= size[0] - box.top
     assert 1 <= box.width <= size[1] - box.left
-    assert find_view(size, None, crop, 0, draws) == View(size, box, out, False)
+    assert find_view(size, None, crop, 0, draws) == PictureView(size, box, out, False)
 
 
 def test_area_and_proportions_of_boxes_are_as_asked() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dataio import Reports
-from dataio.store.moves import Moves
+from dataio.store.moves import PoolMoves
 from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.dataio.loaders import make
 from tests.dataio.state.saved import train_to, tree
@@ -71,13 +71,13 @@ def test_an_epoch_whose_start_is_not_known_says_which_part_its_line_tells(tmp_pa
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_no_exchange_begins_in_the_last_epoch_and_one_does_in_others(tmp_path, monkeypatch, epoch):
     begun: list[int] = []
-    begin = Moves.begin
+    begin = PoolMoves.begin
 
-    def noted(moves: Moves, position: Any, steps: range) -> None:
+    def noted(moves: PoolMoves, position: Any, steps: range) -> None:
         begun.append(position.epoch)
         begin(moves, position, steps)
 
-    monkeypatch.setattr(Moves, "begin", noted)
+    monkeypatch.setattr(PoolMoves, "begin", noted)
 
     def first(world: World) -> None:
         with make(world, tmp_path / "cache") as loader:

@@ -15,8 +15,8 @@ from dataio.base.errors import CacheError, CorruptRowError, StallError
 from dataio.rows.fields import Array
 from dataio.rows.rows import empty_rows
 from dataio.store.files import fetch as fetch_module
-from dataio.store.files.fetch import PAGE_BYTES, Fetch, Fetcher, is_needed
-from dataio.store.files.reader import RowReader, locate
+from dataio.store.files.fetch import PAGE_BYTES, Fetch, Fetcher
+from dataio.store.files.reader import RowReader, exceeds_memory, locate
 from dataio.store.files.store import HeapFile
 from tests.cases import diagonal
 from tests.dataio.batch.gather_pool import FIELDS, gathered, open_pool, pick_in_turn
@@ -41,7 +41,7 @@ def fetcher(pool):
 
 @pytest.fixture
 def beyond_memory(monkeypatch):
-    monkeypatch.setattr("dataio.store.cache.is_needed", lambda reader: True)
+    monkeypatch.setattr("dataio.store.cache.exceeds_memory", lambda reader: True)
 
 
 def reader_of(pool):
@@ -49,8 +49,8 @@ def reader_of(pool):
 
 
 def test_it_is_off_while_memory_holds_the_pool(pool):
-    assert not is_needed(reader_of(pool))
-    assert is_needed(reader_of(pool), memory_bytes=1000)
+    assert not exceeds_memory(reader_of(pool))
+    assert exceeds_memory(reader_of(pool), memory_bytes=1000)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_each_row_is_read_once_and_nothing_beside_it(
     pool, monkeypatch, beyond_memory, num_threads, short
 ):
     with monkeypatch.context() as plain:
-        plain.setattr("dataio.store.cache.is_needed", lambda reader: False)
+        plain.setattr("dataio.store.cache.exceeds_memory", lambda reader: False)
         expected = gathered(pool, KINDS)
     if not short:
         monkeypatch.setattr(fetch_module, "SHORT_BYTES", 0)

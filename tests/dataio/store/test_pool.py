@@ -142,7 +142,7 @@ def test_the_next_epoch_begins_before_the_manifest_of_this_one_is_on_disk(tmp_pa
         written.set()
         commit_arrivals(pool, 2)
         found.append(head_of(pool.cache)["epoch"])
-        pool.await_commit()
+        pool.cache.await_commit()
         world.barrier(doing="await all nodes' commits")
         found.append(head_of(pool.cache)["epoch"])
         pool.close()

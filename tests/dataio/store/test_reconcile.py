@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dataio.plan.placement import Placement
 from dataio.store.files.manifest import MISSING, Entries, empty_entries, join_entries, make_entries
 from dataio.store.quota import Budget
-from dataio.store.reconcile import Held, Plan, find_beyond, find_surplus, reconcile
+from dataio.store.reconcile import FillingPlan, HeldRows, find_beyond, find_surplus, reconcile
 
 SAMPLES = 24
 MOST_SLOTS = 7
@@ -41,19 +41,19 @@ class Case:
     """What a node holds and what it is to hold; `kind` says how the two are related."""
 
     kind: str
-    held: Held
+    held: HeldRows
     wanted: Placement
     budget: Budget | None
     rows_move: bool
     may_exchange: bool
 
-    def plan(self) -> Plan:
+    def plan(self) -> FillingPlan:
         return reconcile(
             self.held, self.wanted, budget=self.budget, rows_move=self.rows_move,
             may_exchange=self.may_exchange,
         )  # fmt: skip
 
-    def result(self) -> tuple[Plan, Entries]:
+    def result(self) -> tuple[FillingPlan, Entries]:
         plan = self.plan()
         return plan, self.held.entries if plan.entries is None else plan.entries
 
@@ -80,7 +80,7 @@ def cases(draw, kinds=("same", "back", "same rows", "other"), budgets=True):
     parts = [entries.take(entries.present), surplus]
     if has_before:
         parts.insert(1, before.take(before.present))
-    held = Held(
+    held = HeldRows(
         entries, 3, "held", entries.count_missing(),
         before=before.copy if has_before else None, rows=lambda: join_entries(parts, 1),
         has_surplus=len(surplus) > 0, is_filled=False,

@@ -49,7 +49,7 @@ def test_a_header_that_is_not_what_the_size_says_is_written_anew(tmp_path):
     file.path.write_bytes(bytes(60) + whole[60:])
     file.map()
     assert np.array_equal(file.rows, rows_of(8)), "rows do not depend on it"
-    file.mend_header()
+    file.repair_header()
     assert file.path.read_bytes() == whole
 
 

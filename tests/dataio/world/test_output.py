@@ -9,7 +9,7 @@ from typing import IO, cast
 
 import pytest
 
-from dataio.world.output import flush_to_reader, keep_lines_whole
+from dataio.world.abort import flush_to_reader, keep_lines_whole
 from tests.multirank import ROOT, launch_command
 
 JOBS = 24

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.oracle.search.planning import load
 from tests.oracle.search.test_epoch import IMAGES
 from tonari.oracle import plan as plan_module
-from tonari.oracle.cluster.cluster import Cluster, Host, Level, Storage
+from tonari.oracle.cluster.cluster import Cluster, Host, Level, StorageRates
 from tonari.oracle.cluster.links import lay_route
-from tonari.oracle.plan import EpochPlan, plan_step
+from tonari.oracle.plan import PlannedEpoch, plan_step
 from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.probe.probe import Probe, step_settings
 from tonari.oracle.record import Message, Wait
@@ -46,7 +46,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def both(
     config: Config, cluster: Cluster, data: DataTimes, *, ranks: int, computing_s: float,
     hidden: float,
-) -> tuple[EpochPlan, Epochs, Fed, float]:  # fmt: skip
+) -> tuple[PlannedEpoch, Epochs, Fed, float]:  # fmt: skip
     """Plan a job by simulation, and price it; the last is what its gradients keep the link for."""
     world_size = cluster.world_size
     message = Message("all_reduce", tuple(range(world_size)), GRADIENT_BYTES)
@@ -100,12 +100,12 @@ def test_an_epoch_is_priced_as_it_is_simulated(
             Level(name="net", units=nodes, gbyte_s=gbyte_s),
         ),
         host=Host(cores=CORES),
-        storage=Storage(disk_read_gbyte_s=disk, node_read_gbyte_s=source_gbyte_s),
+        storage=StorageRates(disk_read_gbyte_s=disk, node_read_gbyte_s=source_gbyte_s),
     )
     data = DataTimes(
         readers=ranks, num_rows=rows, evaluated_rows=0, row_bytes=row_bytes,
         source_row_bytes=row_bytes, batch_s=batch_s, batch_cores=1.0, staging_bytes_per_s=1e9,
-        turn_s=0.5, write_bytes_per_s=0.0,
+        epoch_end_s=0.5, write_bytes_per_s=0.0,
     )  # fmt: skip
     planned, epochs, fed, link_s = both(
         config, cluster, data, ranks=ranks, computing_s=computing_s, hidden=hidden
@@ -130,11 +130,11 @@ def test_staging_beside_training_costs_as_much_in_a_price_as_in_a_plan(directory
         config = load(directory, "data.staging.when=overlap", "mesh.dp_replicate=2", text=IMAGES)
         cluster = Cluster(
             name="both", level=(Level(name="node", units=2),), host=Host(cores=CORES),
-            storage=Storage(node_read_gbyte_s=0.001),
+            storage=StorageRates(node_read_gbyte_s=0.001),
         )  # fmt: skip
         data = DataTimes(
             readers=2, num_rows=1600, evaluated_rows=0, row_bytes=1e5, source_row_bytes=1e5,
-            batch_s=1e-4, batch_cores=1.0, staging_bytes_per_s=1e9, turn_s=0.0,
+            batch_s=1e-4, batch_cores=1.0, staging_bytes_per_s=1e9, epoch_end_s=0.0,
             write_bytes_per_s=0.0,
         )  # fmt: skip
         planned, epochs, fed, _ = both(

@@ -11,7 +11,7 @@ import pytest
 from tests.oracle.search.planning import load
 from tests.oracle.search.test_search import CLUSTER
 from tests.oracle.test_feeds import DATA
-from tonari.oracle.cluster.cluster import Cluster, Host, Storage
+from tonari.oracle.cluster.cluster import Cluster, Host, StorageRates
 from tonari.oracle.errors import OracleError
 from tonari.oracle.search import search as search_module
 from tonari.oracle.search.choices import Group
@@ -26,8 +26,8 @@ GROUP = Group((1, 4, 1, 1, 1), 4, 1)
 """Of four replicas on two nodes of two ranks, each of which trains 400 rows in 100 steps."""
 
 
-def machine(*, host: Host | None = None, storage: Storage | None = None) -> Cluster:
-    return msgspec.structs.replace(CLUSTER, host=host or Host(), storage=storage or Storage())
+def machine(*, host: Host | None = None, storage: StorageRates | None = None) -> Cluster:
+    return msgspec.structs.replace(CLUSTER, host=host or Host(), storage=storage or StorageRates())
 
 
 def epochs_of(
@@ -94,7 +94,7 @@ def test_cores_set_the_pace_of_a_loader_that_cannot_keep_up(tmp_path):
 
 
 def test_a_node_s_disk_is_read_by_all_of_its_readers(tmp_path):
-    storage = Storage(disk_read_gbyte_s=1e-6, disk_write_gbyte_s=2e-6)
+    storage = StorageRates(disk_read_gbyte_s=1e-6, disk_write_gbyte_s=2e-6)
     epochs, fed = epochs_of(load(tmp_path, "shuffle.kind=local"), machine(storage=storage))
     # Of whole pages: a row of 1,000 bytes begins at any of 4,096
     of_row_s = (1000 + 4095) / 1e3
@@ -125,20 +125,20 @@ heads = 4
 def test_a_cache_takes_what_the_disk_has_and_the_rest_comes_in_windows(tmp_path):
     # Of 80 MB a node
     config = load(tmp_path, "shuffle.kind=local", text=IMAGES)
-    small = Storage(disk_gbyte=0.04, node_read_gbyte_s=0.001)
+    small = StorageRates(disk_gbyte=0.04, node_read_gbyte_s=0.001)
     epochs, fed = epochs_of(config, machine(storage=small), ROWS)
     assert fed.quota == 40_000_000
     assert epochs.settings(fed, 0.1) == ("data.cache.quota=40000000",)
     assert sum(map(mul, fed.counts, fed.shares)) == pytest.approx(1.0)
     assert epochs.waits_s(fed, 0.1, 0.0, 0.0)["windows"] > 0
-    epochs, fed = epochs_of(config, machine(storage=Storage(disk_gbyte=1)), ROWS)
+    epochs, fed = epochs_of(config, machine(storage=StorageRates(disk_gbyte=1)), ROWS)
     assert (fed.quota, fed.shares, fed.staging_s) == (0, (), 0.0)
 
 
 def test_an_epoch_of_a_million_million_rows_is_priced_by_a_few_windows(tmp_path):
     rows = replace(FACTS, num_rows=10**12)
     # Hardly more than what a node's rows are listed in: windows are small, and many
-    storage = Storage(disk_gbyte=22_502, node_read_gbyte_s=1)
+    storage = StorageRates(disk_gbyte=22_502, node_read_gbyte_s=1)
     epochs, fed = epochs_of(
         load(tmp_path, "shuffle.kind=local", text=IMAGES), machine(storage=storage), rows
     )
@@ -152,14 +152,17 @@ def test_a_quota_of_the_user_s_that_no_disk_has_room_for_does_not_fit(tmp_path):
     config = load(
         tmp_path, "shuffle.kind=local", "data.cache={path='auto', quota='2GB'}", text=IMAGES
     )
-    storage = Storage(disk_gbyte=1)
+    storage = StorageRates(disk_gbyte=1)
     epochs = Epochs(config, machine(storage=storage), ROWS, world_size=4)
     assert epochs.fed(GROUP) is None
     tiny = Epochs(
-        load(tmp_path, text=IMAGES), machine(storage=Storage(disk_gbyte=1e-6)), ROWS, world_size=4
+        load(tmp_path, text=IMAGES),
+        machine(storage=StorageRates(disk_gbyte=1e-6)),
+        ROWS,
+        world_size=4,
     )
     assert tiny.fed(GROUP) is None
-    small, model = machine(storage=Storage(disk_gbyte=1e-6)), load(tmp_path, "model.depth=1")
+    small, model = machine(storage=StorageRates(disk_gbyte=1e-6)), load(tmp_path, "model.depth=1")
     with pytest.raises(OracleError, match=r"none has a cache that fits .* is 1e-06, expected room"):
         search(model, small, world_size=1, epochs=[tiny])
     roomy = Epochs(model, machine(), ROWS, world_size=1, words=("roomy",))
@@ -193,7 +196,7 @@ def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def slow_machine() -> Cluster:
     return machine(
         host=Host(cores=6, decode_mbyte_s=0.5),
-        storage=Storage(disk_gbyte=0.04, node_read_gbyte_s=0.005, disk_read_gbyte_s=0.01),
+        storage=StorageRates(disk_gbyte=0.04, node_read_gbyte_s=0.005, disk_read_gbyte_s=0.01),
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.oracle.search.orders import orders
 from tonari.trainer.mesh.place import num_stages
-from tonari.trainer.run.build import Layout
+from tonari.trainer.run.build import RunLayout
 from tonari.trainer.run.memory import under_way
 
 
@@ -17,7 +17,7 @@ from tonari.trainer.run.memory import under_way
 def test_microbatches_under_way_are_those_of_torchs_own_orders(schedule, virtual):
     for pp, rounds in itertools.product((2, 4, 8), (2, 3)):
         stages, microbatches = num_stages(pp, schedule, virtual), pp * rounds
-        layout = Layout(sizes=(pp, 1, 1, 1, 1), num_stages=stages, microbatches=microbatches)
+        layout = RunLayout(sizes=(pp, 1, 1, 1, 1), num_stages=stages, microbatches=microbatches)
         of_ranks = orders(schedule, pp=pp, virtual=virtual, microbatches=microbatches)
         for rank, order in enumerate(of_ranks):
             kept = most = 0.0
@@ -29,8 +29,8 @@ def test_microbatches_under_way_are_those_of_torchs_own_orders(schedule, virtual
 
 
 def test_schedules_of_one_stage_a_rank_keep_all_or_one_for_each_rank_behind():
-    layout = Layout(sizes=(4, 1, 1, 1, 1), num_stages=4, microbatches=8)
+    layout = RunLayout(sizes=(4, 1, 1, 1, 1), num_stages=4, microbatches=8)
     assert under_way("gpipe", 4, 1, layout) == 8
     assert [under_way("1f1b", 4, rank, layout) for rank in range(4)] == [4, 3, 2, 1]
-    alone = Layout(sizes=(1, 1, 1, 1, 1), num_stages=1, microbatches=8)
+    alone = RunLayout(sizes=(1, 1, 1, 1, 1), num_stages=1, microbatches=8)
     assert under_way("gpipe", 1, 0, alone) == 1

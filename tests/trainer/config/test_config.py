@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 import dataio
 import shuffle
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import ScoreColumn
+from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection, refresh_every
 from importance import (
     Forgetting,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dataio.base.buffers import BufferRing
-from dataio.batch.deliver import Delivery
+from dataio.batch.feed import DeviceDelivery
 from dataio.world import run_threads, thread_worlds
 from importance import InfoBatch, Kakurenbo
 from tests.cases import diagonal
@@ -161,7 +161,7 @@ class PlainBuffers(BufferRing):
 ASKED: list[PlainBuffers] = []
 
 
-class DeviceOfTheHost(Delivery):
+class DeviceOfTheHost(DeviceDelivery):
     """Delivers as to a device that copies from pinned memory: batches are copies of what it got."""
 
     pinned = True

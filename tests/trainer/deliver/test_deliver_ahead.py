@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dataio import Loader, Reports, Workers
-from dataio.batch.deliver import taken_ahead
+from dataio.batch.feed import taken_ahead
 from dataio.world import run_threads, thread_worlds
 from importance import Kakurenbo
 from tests.cases import diagonal

@@ -19,7 +19,7 @@ MEASURED = {
     "tokens_per_s", "mfu",
     "epoch_s", "wait_s", "staging_s", "evaluation_s", "train_samples_per_s", "source_bytes",
     "samples_per_s", "wait_fraction", "exchange_overlap_fraction", "train_s", "exchange_s",
-    "turn_s", "refresh_s", "checkpoint_s", "other_s", "measured_s",
+    "epoch_end_s", "refresh_s", "checkpoint_s", "other_s", "measured_s",
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dataio.base.lines import read_checked_lines
-from dataio.epochs import Epochs
+from dataio.epochs import Conductor
 from tests.trainer.digits import write_config
 from tonari.trainer.checkpoint.checkpoint import Checkpoints
 from tonari.trainer.checkpoint.directory import read_progress
@@ -167,15 +167,17 @@ def test_what_the_loop_does_is_timed_as_the_part_that_it_is(
     for name, seconds in {"train_step": 1, "rescore": 100, "evaluate": 1000}.items():
         monkeypatch.setattr(loop, name, taking(seconds, getattr(loop, name)))
     monkeypatch.setattr(Checkpoints, "save", taking(10_000, Checkpoints.save))
-    ends = taking(100_000, Epochs.end_and_begin)
-    monkeypatch.setattr(Epochs, "end_and_begin", ends)
+    ends = taking(100_000, Conductor.end_and_begin)
+    monkeypatch.setattr(Conductor, "end_and_begin", ends)
     directory = run(config, "run.epochs=2", "run.evaluate_steps=10")
     first, second = lines(directory / "metrics.jsonl", "epoch")
-    expected = {"train_s": 7, "turn_s": 0, "refresh_s": 100, "evaluation_s": 1000, "other_s": 0}
+    expected = {
+        "train_s": 7, "epoch_end_s": 0, "refresh_s": 100, "evaluation_s": 1000, "other_s": 0,
+    }  # fmt: skip
     assert {name: first[name] for name in (*expected, "checkpoint_s")} == {
         **expected, "checkpoint_s": 0,
     }  # fmt: skip
     # The checkpoint of the first epoch, the turn, and an evaluation after the tenth step too
     assert {name: second[name] for name in (*expected, "checkpoint_s")} == {
-        **expected, "turn_s": 100_000, "evaluation_s": 2000, "checkpoint_s": 10_000,
+        **expected, "epoch_end_s": 100_000, "evaluation_s": 2000, "checkpoint_s": 10_000,
     }  # fmt: skip

@@ -29,8 +29,8 @@ VARIANTS = {
 EPOCH_KEYS = {
     "kind", "epoch", "step", "loss", "accuracy", "epoch_s", "wait_s", "staging_s", "evaluation_s",
     "evaluation_loss", "train_samples_per_s", "lr", "hidden_fraction", "exchanged_rows",
-    "exchange_overlap_fraction", "source_bytes", "order_hash", "train_s", "exchange_s", "turn_s",
-    "refresh_s", "checkpoint_s", "other_s", "measured_s",
+    "exchange_overlap_fraction", "source_bytes", "order_hash", "train_s", "exchange_s",
+    "epoch_end_s", "refresh_s", "checkpoint_s", "other_s", "measured_s",
 }  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def plan(*, checkpoint_every: int = 1, refresh_every: int = 0, **mean_s: float) 
 def test_each_second_is_counted_to_one_part(clock: Clock) -> None:
     timed = EpochParts(None)
     clock.now += 1.0
-    spend(clock, timed, "turn_s", 3.0)
+    spend(clock, timed, "epoch_end_s", 3.0)
     with timed.time("train_s"):
         clock.now += 5.0
         spend(clock, timed, "evaluation_s", 7.0)
@@ -48,8 +48,8 @@ def test_each_second_is_counted_to_one_part(clock: Clock) -> None:
     clock.now += 1.0
     line = timed.end_epoch(1, exchange_s=2.0)
     assert line == {
-        "train_s": 10.0, "exchange_s": 2.0, "turn_s": 1.0, "refresh_s": 0.0, "evaluation_s": 7.0,
-        "checkpoint_s": 0.0, "other_s": 2.0, "measured_s": 22.0,
+        "train_s": 10.0, "exchange_s": 2.0, "epoch_end_s": 1.0, "refresh_s": 0.0,
+        "evaluation_s": 7.0, "checkpoint_s": 0.0, "other_s": 2.0, "measured_s": 22.0,
     }  # fmt: skip
     assert off_words(line) == ""
     spend(clock, timed, "checkpoint_s", 4.0)
@@ -70,7 +70,7 @@ def test_an_epoch_that_was_interrupted_has_the_parts_of_all_its_starts(clock: Cl
 
 
 def test_the_part_that_was_off_most_is_named(clock: Clock) -> None:
-    timed = EpochParts(plan(train_s=11.0, evaluation_s=1.5, turn_s=0.3))
+    timed = EpochParts(plan(train_s=11.0, evaluation_s=1.5, epoch_end_s=0.3))
     spend(clock, timed, "train_s", 11.9)
     spend(clock, timed, "evaluation_s", 1.0)
     line = timed.end_epoch(3, exchange_s=0.0)
@@ -88,7 +88,7 @@ def test_the_part_that_was_off_most_is_named(clock: Clock) -> None:
 
 
 def test_the_first_epoch_has_no_turn_and_is_put_beside_staging(clock: Clock) -> None:
-    timed = EpochParts(plan(train_s=8.0, turn_s=5.0, exchange_s=5.0, checkpoint_s=5.0))
+    timed = EpochParts(plan(train_s=8.0, epoch_end_s=5.0, exchange_s=5.0, checkpoint_s=5.0))
     spend(clock, timed, "train_s", 10.0)
     line = timed.end_epoch(0, exchange_s=0.0)
     assert line["planned_s"] == 8.0

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dataio.base.seeding import key
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import Scores, record, score_dtype, unscored
+from dataio.plan.history import Candidates, Scores, record, score_dtype, unscored
 from dataio.plan.policies import Importance, Selection
 from dataio.world import World, run_threads, thread_worlds
 from tonari.trainer.errors import ConfigError

@@ -59,7 +59,7 @@ def _row(case: Case, epochs: list[Epoch], local: Mapping[int, Epoch]) -> Json:
         "repeats": len(epochs),
         "epoch_s": spread([e.epoch_s for e in epochs]),
         "ratio_to_local": spread([epoch.epoch_s / base.epoch_s for epoch, base in pairs]),
-        "turn_s": middle([e.epoch_end_s for e in epochs]),
+        "epoch_end_s": middle([e.epoch_end_s for e in epochs]),
         "blocked_s": middle([e.blocked_s for e in epochs]),
         "overlap_fraction": middle([e.overlap_fraction for e, _ in moved]),
         "sent_bytes_per_rank": middle([e.sent_bytes / case.ranks for e in epochs]),
@@ -173,7 +173,7 @@ def _line(row: Json) -> str:
     return (
         f"  {row['way']:10}{fraction:>6}{show('epoch_s_median', '>9.3f')}"
         f"{show('epoch_s_p10', '>8.3f')}{show('epoch_s_p90', '>8.3f')}"
-        f"{show('ratio_to_local_median', '>9.3f')}{show('turn_s', '>9.1f', 1e3)}"
+        f"{show('ratio_to_local_median', '>9.3f')}{show('epoch_end_s', '>9.1f', 1e3)}"
         f"{show('rate_bytes_per_s', '>8.1f', 1e-6)}{show('sent_bytes_per_rank', '>8.0f', 1e-6)}"
         f"{show('messages_per_rank', '>10.0f')}{show('overlap_fraction', '>9.2f')}"
         f"{show('cpu_s_per_gb', '>10.2f')}{wrong}"

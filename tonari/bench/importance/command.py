@@ -15,7 +15,7 @@ from tonari.report.machine import describe_machine
 
 
 @dataclass(frozen=True, kw_only=True)
-class Importance:
+class BenchImportance:
     """Measure selection, thresholds over several pools, and feedback.
 
     "selection" is the time that a policy takes over all rows of one rank, once an epoch.
@@ -59,7 +59,7 @@ class Importance:
             raise ValueError(f"--rows is {self.rows}, must be >= 10, and a row for every pool")
 
 
-def bench_importance(options: Importance) -> int:
+def bench_importance(options: BenchImportance) -> int:
     """Run the command."""
     check_output("--json-file", options.json_file)
     settings = Settings(

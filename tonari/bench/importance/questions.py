@@ -23,8 +23,15 @@ from numpy.typing import NDArray
 
 from dataio import Array, Int, Loader, Reports
 from dataio.base.seeding import key
-from dataio.plan.candidates import Candidates
-from dataio.plan.history import EARLIER, ScoreColumn, Scores, record, score_dtype, unscored
+from dataio.plan.history import (
+    EARLIER,
+    Candidates,
+    ScoreColumn,
+    Scores,
+    record,
+    score_dtype,
+    unscored,
+)
 from dataio.plan.policies import Importance
 from dataio.world import World, run_threads, single_world, thread_worlds
 from importance import make_policy, outcome, policies

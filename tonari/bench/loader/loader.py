@@ -21,7 +21,7 @@ from tonari.bench.loader.figures import Record, Settings, Temperature
 from tonari.bench.loader.forms import Form, make_forms, own_directory
 from tonari.bench.loader.peers.harness import Task
 from tonari.bench.loader.processes import disk_bytes, evict, resident_fraction
-from tonari.bench.loader.session import Session
+from tonari.bench.loader.session import ContenderSession
 from tonari.bench.loader.sets import SetSpec
 from tonari.bench.notify import Notify
 
@@ -92,7 +92,7 @@ def _measure_warm(
     settings: Settings, running: list[tuple[Record, Form]], deadline: float, notify: Notify
 ) -> None:
     with contextlib.ExitStack() as open_sessions:
-        sessions: list[tuple[Record, Session]] = []
+        sessions: list[tuple[Record, ContenderSession]] = []
         for record, form in running:
             notify(f"first epoch of {record.contender}, {record.workers} workers")
             session = _session(settings, record, form)
@@ -133,14 +133,14 @@ def _measure_cold(
                     record.epochs.append(session.epoch())
 
 
-def _session(settings: Settings, record: Record, form: Form) -> Session:
+def _session(settings: Settings, record: Record, form: Form) -> ContenderSession:
     task = Task(
         source=str(form.source),
         prepared=str(own_directory(form, record.workers)),
         batch_size=form.spec.batch_size,
         workers=record.workers, world_size=record.ranks,
     )  # fmt: skip
-    return Session(form.contender, form.python, task, timeout_s=settings.timeout_s)
+    return ContenderSession(form.contender, form.python, task, timeout_s=settings.timeout_s)
 
 
 @contextlib.contextmanager

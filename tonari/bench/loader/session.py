@@ -30,7 +30,7 @@ MOST_EPOCHS = 10
 Message = dict[str, object]
 
 
-class Session:
+class ContenderSession:
     """A contender's ranks, from start to end; use it in ``with``.
 
     Args:
@@ -198,7 +198,7 @@ class Session:
             end(process, wait_s=END_S)
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def __enter__(self) -> "Session":
+    def __enter__(self) -> "ContenderSession":
         try:
             self.start()
         except BaseException:

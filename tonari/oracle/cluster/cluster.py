@@ -81,7 +81,7 @@ class Host(_Table, frozen=True, kw_only=True):
         return None if self.memory_gib is None else self.memory_gib * 2**30
 
 
-class Storage(_Table, frozen=True, kw_only=True):
+class StorageRates(_Table, frozen=True, kw_only=True):
     """Where data and checkpoints lie, in 1e9 bytes/s; None: not the limit.
 
     Attributes:
@@ -118,7 +118,7 @@ class Cluster(_Table, frozen=True, kw_only=True):
     level: Annotated[tuple[Level, ...], Meta(min_length=1)]
     device: Device | None = None
     host: Host = Host()
-    storage: Storage = Storage()
+    storage: StorageRates = StorageRates()
 
     @property
     def ranks_per_node(self) -> int:

@@ -1,4 +1,4 @@
-"""How long this node takes to feed its ranks: batches, staging, the turn of an epoch."""
+"""How long this node takes to feed its ranks: batches, staging, the end of an epoch."""
 
 import contextlib
 import itertools
@@ -60,7 +60,7 @@ class DataTimes:
         batch_s: From one batch to the next, where nobody trains on them.
         batch_cores: Processors that a rank uses for that.
         staging_bytes_per_s: Of the node, read from the source into its cache.
-        turn_s: Between two epochs in which nothing is exchanged, where all ranks come to it at
+        epoch_end_s: Between two epochs in which nothing is exchanged, where all ranks come to it at
             once, as from the last step's messages; the median of some.
         write_bytes_per_s: Of a file, flushed, where checkpoints go.
         pieces: Of the source, that are read whole; None: its rows can be read alone.
@@ -76,7 +76,7 @@ class DataTimes:
     batch_s: float
     batch_cores: float
     staging_bytes_per_s: float
-    turn_s: float
+    epoch_end_s: float
     write_bytes_per_s: float
     pieces: Pieces | None = None
     guessed_row_bytes: float | None = None
@@ -154,7 +154,7 @@ def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
             given = make_evaluation_fields(config, own)
             evaluation = loader.evaluation(test, fields=given, transform=own.evaluation_transform)
             evaluated_rows = len(evaluation) * config.data.batch_size * job.world.world_size
-        batch_s, batch_cores, turn_s = _time_epochs(loader, job.world)
+        batch_s, batch_cores, epoch_end_s = _time_epochs(loader, job.world)
         streamed = loader.stats()
         # Each rank stages its part of the node's rows, and streams those of its own batches that
         # the quota leaves no room for
@@ -193,7 +193,7 @@ def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
             batch_s=batch_s,
             batch_cores=batch_cores,
             staging_bytes_per_s=read_bytes / staged_s,
-            turn_s=turn_s,
+            epoch_end_s=epoch_end_s,
             write_bytes_per_s=_time_writing(Path(config.run.directory)),
             pieces=pieces,
             guessed_row_bytes=guessed_row_bytes,

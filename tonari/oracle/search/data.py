@@ -27,7 +27,7 @@ class DataFacts:
         row_bytes: As rows lie in the cache; mean.
         probed_row_bytes: Read from the source for one, as it was counted; None: as many.
         core_s: That a core takes to decode and transform a row; None: by the machine's file.
-        turn_s: To the next epoch.
+        epoch_end_s: To the next epoch.
         read_bytes_per_s: That one node reads from the source.
         pieces: As of `DataTimes`.
         guessed_row_bytes: Likewise.
@@ -37,7 +37,7 @@ class DataFacts:
     row_bytes: float
     probed_row_bytes: float | None = None
     core_s: float | None = None
-    turn_s: float = 0.0
+    epoch_end_s: float = 0.0
     read_bytes_per_s: float = math.inf
     pieces: Pieces | None = None
     guessed_row_bytes: float | None = None
@@ -55,7 +55,7 @@ def facts_of_probe(data: DataTimes, *, batch_size: int) -> DataFacts:
         row_bytes=data.row_bytes,
         probed_row_bytes=data.source_row_bytes,
         core_s=data.batch_s * data.batch_cores / batch_size,
-        turn_s=data.turn_s,
+        epoch_end_s=data.epoch_end_s,
         read_bytes_per_s=data.staging_bytes_per_s,
         pieces=data.pieces,
         guessed_row_bytes=data.guessed_row_bytes,

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from dataio.base.errors import QuotaError
 from dataio.plan.policies import refresh_every
 from tonari.oracle.cluster.cluster import Cluster
-from tonari.oracle.feeds import Rows, find_source, lay_rows, stage_beside, stage_s
+from tonari.oracle.feeds import RowsOnNodes, find_source, lay_rows, stage_beside, stage_s
 from tonari.oracle.search.choices import Group
 from tonari.oracle.search.data import DataFacts
 from tonari.oracle.windows import wait_for_windows
@@ -132,7 +132,7 @@ class Epochs:
         shared_s = share_link(step_s, link_s, fed.exchange_s)
         steps_s = fed.num_steps * max(shared_s, fed.decode_s, fed.disk_s)
         waits_s = self._windows_s(fed, steps_s) + self._refresh_s(fed, forward_s)
-        return steps_s + waits_s + self._data.turn_s
+        return steps_s + waits_s + self._data.epoch_end_s
 
     def waits_s(self, fed: Fed, step_s: float, link_s: float, forward_s: float) -> dict[str, float]:
         """Split what `epoch_s` has beside steps that wait for nobody, by its causes."""
@@ -145,7 +145,7 @@ class Epochs:
             "decoding": late_s if fed.decode_s >= fed.disk_s else 0.0,
             "node disk": late_s if fed.decode_s < fed.disk_s else 0.0,
             "windows": self._windows_s(fed, steps_s),
-            "turn": self._data.turn_s,
+            "epoch end": self._data.epoch_end_s,
             "refresh": self._refresh_s(fed, forward_s),
         }
 
@@ -223,7 +223,7 @@ class Epochs:
             most_threads=max(int(cores), 1) if cores else 0,
         )  # fmt: skip
 
-    def _lay(self, config: Config, readers: Sequence[int]) -> tuple[Rows, int] | None:
+    def _lay(self, config: Config, readers: Sequence[int]) -> tuple[RowsOnNodes, int] | None:
         """Deal rows out to nodes, and find the quota that their disks ask for."""
         disk, own = self._cluster.storage.disk_gbyte, config.data.cache.quota_bytes
         most = math.inf if disk is None else disk * 1e9
@@ -242,7 +242,7 @@ class Epochs:
         except QuotaError:
             return None
 
-    def _rows(self, config: Config, readers: Sequence[int], node_of: Sequence[int]) -> Rows:
+    def _rows(self, config: Config, readers: Sequence[int], node_of: Sequence[int]) -> RowsOnNodes:
         data = self._data
         return lay_rows(
             config, data, readers=readers, node_of=node_of, own=self._own, pieces=data.pieces,
@@ -250,7 +250,7 @@ class Epochs:
             memory_bytes=self._cluster.host.memory_bytes,
         )  # fmt: skip
 
-    def _exchange_s(self, rows: Rows, inner: int) -> float:
+    def _exchange_s(self, rows: RowsOnNodes, inner: int) -> float:
         """Price what leaves in an epoch on the busiest link."""
         replicas, spans = rows.layout.num_replicas, self._cluster.spans()
         longest_s = 0.0

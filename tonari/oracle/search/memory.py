@@ -9,7 +9,7 @@ from tonari.oracle.search.price import Holder, Pricing
 from tonari.trainer.config.config import Config
 from tonari.trainer.mesh.place import num_stages
 from tonari.trainer.mesh.recompute import Checkpointing
-from tonari.trainer.run.build import Layout
+from tonari.trainer.run.build import RunLayout
 from tonari.trainer.run.memory import (
     COMPUTE_BYTES,
     Counted,
@@ -48,7 +48,7 @@ class MemoryOf:
             variant.schedule, variant.checkpointing, variant.sequence_parallel
         )
         assert mesh is not None, "a choice is legal"
-        layout = Layout(
+        layout = RunLayout(
             sizes=group.sizes,
             num_stages=num_stages(pp, variant.schedule, variant.virtual),
             microbatches=group.microbatches,
@@ -93,7 +93,7 @@ class MemoryOf:
         if limit is None or not variant.swaps:
             return True
         pp, _, dp_shard, cp, tp = group.sizes
-        layout = Layout(
+        layout = RunLayout(
             sizes=group.sizes,
             num_stages=num_stages(pp, variant.schedule, variant.virtual),
             microbatches=group.microbatches,
@@ -120,7 +120,7 @@ class MemoryOf:
         whole = self._count(Holder(0, counts, ()), tp, shards)
         # The fullest of a pipeline's ranks holds the mean of them at least
         mean = Counted(whole=whole.whole // pp, own=whole.own // pp, largest_block=0)
-        layout = Layout(sizes=(pp, 1, shards, 1, tp), num_stages=pp, microbatches=1)
+        layout = RunLayout(sizes=(pp, 1, shards, 1, tp), num_stages=pp, microbatches=1)
         return memory_of(
             mean,
             0,

@@ -38,9 +38,9 @@ from tonari.trainer.models import StagedModel
 from tonari.trainer.models.fake import fake_tensors
 from tonari.trainer.models.trace import leaves
 from tonari.trainer.private.placements import shape_search_replaced
-from tonari.trainer.run.build import Layout
+from tonari.trainer.run.build import RunLayout
 
-WHOLE = Layout(sizes=(1, 1, 1, 1, 1), num_stages=1, microbatches=1)
+WHOLE = RunLayout(sizes=(1, 1, 1, 1, 1), num_stages=1, microbatches=1)
 """Of a model on one process."""
 
 
@@ -88,7 +88,7 @@ class Passes(NamedTuple):
     again: Work
 
 
-class Rows(NamedTuple):
+class PassesByRows(NamedTuple):
     """The same at one row and at two: what grows with the rows, and what does not."""
 
     one: Passes
@@ -120,8 +120,8 @@ class Part:
 
     name: str
     parameters: tuple[Parameter, ...]
-    whole: Rows
-    split: dict[bool, Rows]
+    whole: PassesByRows
+    split: dict[bool, PassesByRows]
     apart: Passes | None
     tp: int
     cp: int
@@ -352,11 +352,11 @@ class _Traced:
                 own.to_empty(device="cpu")
                 one = self._run(own, 1)
                 if cp > 1:
-                    self.rows = Rows(one, one)
+                    self.rows = PassesByRows(one, one)
                     return
                 # The first time, gradients are not added to those of another microbatch
                 one = self._run(own, 1)
-                self.rows = Rows(one, self._run(own, 2))
+                self.rows = PassesByRows(one, self._run(own, 2))
 
     @property
     def selective(self) -> tuple[int, int]:

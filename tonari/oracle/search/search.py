@@ -495,6 +495,6 @@ def _candidate(chosen: Chosen, best_s: dict[str, float], *, rows: int, num_nodes
         node_hours=1e6 / samples_per_s * num_nodes / 3600,
         choice=epochs.words,
         staging_s=epochs.staging_s(
-            fed, chosen.whole_s - chosen.parts_s["turn"] - chosen.parts_s["refresh"]
+            fed, chosen.whole_s - chosen.parts_s["epoch end"] - chosen.parts_s["refresh"]
         ),
     )

@@ -19,7 +19,7 @@ NAMES = {
     "decoding": "decoding rows",
     "node disk": "reading rows from the node's disk",
     "windows": "reading rows beyond the quota",
-    "turn": "the turn of the epoch",
+    "epoch end": "the end of the epoch",
     "refresh": "scoring hidden rows",
     "evaluation": "the evaluation",
     "checkpoint": "the checkpoint",

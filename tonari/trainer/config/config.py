@@ -11,7 +11,7 @@ from typing import Literal, get_type_hints
 
 from dataio import NodeCache, Staging, Workers
 from dataio.base import toml
-from dataio.base.location import check_path
+from dataio.base.filesystem import check_path
 from dataio.source.classes import Classes
 from tonari.names import EXAMPLES
 from tonari.trainer.config.augment import AugmentConfig, check_augment, check_rescoring

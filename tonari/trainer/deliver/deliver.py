@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 import dataio
-from dataio.batch.deliver import Delivery
+from dataio.batch.feed import DeviceDelivery
 from dataio.rows.samples import Batch
 from dataio.source import Shards, Source
 from dataio.source.classes import Classes
@@ -96,7 +96,7 @@ class ReplicaLoader:
         self._targets = (*targets, *ROW_COLUMNS) if feed.target_ranks else ()
         self._guard, self._shared = guard, shared_memory
         self._tag, self._num_streams = world.open_channel(), 0
-        self._delivery = Delivery(None if place.is_lone else device)
+        self._delivery = DeviceDelivery(None if place.is_lone else device)
         self._step = self._num_steps = 0
         self._losses = MeanLoss()
         self._loader: dataio.Loader | None = None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dataio.base.buffers import BufferRing
-from dataio.batch.deliver import Delivery
+from dataio.batch.feed import DeviceDelivery
 from dataio.rows.samples import Batch
 from tonari.trainer.deliver.columns import Columns, lay_columns
 from tonari.trainer.deliver.relay import (
@@ -51,7 +51,7 @@ class Stream:
         delivery: Takes batches to this rank's device.
     """
 
-    def __init__(self, route: Route, delivery: Delivery) -> None:
+    def __init__(self, route: Route, delivery: DeviceDelivery) -> None:
         self._route, self._delivery = route, delivery
         place = route.place
         owned = dict(zip(STAGES, (route.inputs, route.targets), strict=True))

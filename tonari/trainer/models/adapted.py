@@ -25,7 +25,7 @@ from tonari.trainer.models.hub import HubFormat, Stored
 from tonari.trainer.models.plan import check_divides, styles_of
 from tonari.trainer.models.split import check_split
 from tonari.trainer.models.staged import StagedModel, aliases_of
-from tonari.trainer.models.styles import Local
+from tonari.trainer.models.styles import LocalPart
 from tonari.trainer.models.trace import (
     NUM_ROWS,
     STEM,
@@ -416,7 +416,7 @@ class Adapted(StagedModel):
         try:
             with without_trace(self.wrapped, self._output):
                 paths = check_split(self.wrapped, self._plan, inputs)
-            self._plan |= dict.fromkeys(paths, Local(gradient=Partial()))
+            self._plan |= dict.fromkeys(paths, LocalPart(gradient=Partial()))
         except ConfigError:
             raise
         except Exception as error:

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 
 from tonari.trainer.models.staged import Images, StagedModel
-from tonari.trainer.models.styles import Local
+from tonari.trainer.models.styles import LocalPart
 
 
 class SmallCNN(StagedModel):
@@ -45,7 +45,7 @@ class SmallCNN(StagedModel):
         return (batch_size, width, side, side)
 
     def tp_plan(self, *, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
-        split = Local(Shard(0), makes=Shard(1), gives=Replicate())
+        split = LocalPart(Shard(0), makes=Shard(1), gives=Replicate())
         plan: dict[str, ParallelStyle] = {f"blocks.{number}.0": split for number in self.blocks}
         return plan | split_head(self, "head.linear", loss_parallel=loss_parallel)
 

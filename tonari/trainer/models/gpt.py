@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, Se
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.models.cnn import split_head
 from tonari.trainer.models.documents import DocumentModel
-from tonari.trainer.models.styles import Local
+from tonari.trainer.models.styles import LocalPart
 from tonari.trainer.models.transformer import (
     Attention,
     blocks_plan,
@@ -76,7 +76,7 @@ class GPT(DocumentModel):
             plan["stem.tokens"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
             if sequence_parallel:
                 # With documents each row has positions of its own.
-                plan["stem.positions"] = Local(gives=Shard(int(self.packed)))
+                plan["stem.positions"] = LocalPart(gives=Shard(int(self.packed)))
         if sequence_parallel and self.head is not None:
             plan["head.norm"] = SequenceParallel(use_local_output=True)
         return plan | split_head(

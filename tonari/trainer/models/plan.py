@@ -8,7 +8,7 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from tonari.trainer.errors import ConfigError
-from tonari.trainer.models.styles import Local
+from tonari.trainer.models.styles import LocalPart
 
 BY_NAME: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
@@ -17,7 +17,7 @@ BY_NAME: dict[str, Callable[[], ParallelStyle]] = {
     "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
     "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
     "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
-    "replicated_with_grad_allreduce": lambda: Local(gradient=Partial()),
+    "replicated_with_grad_allreduce": lambda: LocalPart(gradient=Partial()),
 }
 """Hugging Face's names of styles (``base_model_tp_plan`` of a configuration)."""
 

@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.models.absent import OF_A_SHAPE
 from tonari.trainer.models.fake import fake_tensors, written
-from tonari.trainer.models.styles import Conv1D, Local
+from tonari.trainer.models.styles import Conv1D, LocalPart
 from tonari.trainer.models.trace import Inputs, call, copy_without_data
 from tonari.trainer.private.dispatch import TorchDispatchMode
 from tonari.trainer.private.storages import storage_id
@@ -151,7 +151,7 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _splits(style: ParallelStyle) -> bool | None:
     """Say whether what a layer gives is a part; None: a style that says nothing of it."""
-    if isinstance(style, Local):
+    if isinstance(style, LocalPart):
         return style.gives.is_shard() or style.gradient.is_partial()
     if isinstance(style, Conv1D):
         return style.by == "outputs"

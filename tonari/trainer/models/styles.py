@@ -19,7 +19,7 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import ParallelStyle
 
 
-class Local(ParallelStyle):
+class LocalPart(ParallelStyle):
     """Run a layer on this rank's part of its parameters and of its input.
 
     Args:
@@ -108,22 +108,22 @@ def replicate_rest(module: nn.Module, mesh: DeviceMesh) -> None:
     for layer in module.modules():
         own = list(layer.parameters(recurse=False))
         if own and not any(isinstance(parameter, DTensor) for parameter in own):
-            Local()._apply(layer, mesh)
+            LocalPart()._apply(layer, mesh)
 
 
-def split_convolution() -> Local:
+def split_convolution() -> LocalPart:
     """Split a convolution by output channels; they stay split."""
-    return Local(Shard(0), makes=Shard(1))
+    return LocalPart(Shard(0), makes=Shard(1))
 
 
-def split_norm() -> Local:
+def split_norm() -> LocalPart:
     """Split a group norm whose channels are split."""
-    return Local(Shard(0), comes=Shard(1), makes=Shard(1))
+    return LocalPart(Shard(0), comes=Shard(1), makes=Shard(1))
 
 
-def joining_convolution() -> Local:
+def joining_convolution() -> LocalPart:
     """Split a convolution by input channels and add up the parts."""
-    return Local(Shard(1), comes=Shard(1), makes=Partial(), gives=Replicate())
+    return LocalPart(Shard(1), comes=Shard(1), makes=Partial(), gives=Replicate())
 
 
 class Conv1D(ParallelStyle):

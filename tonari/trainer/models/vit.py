@@ -16,7 +16,7 @@ from tonari.trainer.errors import ConfigError
 from tonari.trainer.models.cnn import split_head
 from tonari.trainer.models.hub import HubFormat, Stored
 from tonari.trainer.models.staged import Images, StagedModel
-from tonari.trainer.models.styles import Local
+from tonari.trainer.models.styles import LocalPart
 from tonari.trainer.models.transformer import (
     blocks_plan,
     init_weights,
@@ -102,9 +102,9 @@ class ViT(StagedModel):
             )
         plan = blocks_plan(sequence_parallel=sequence_parallel)
         if sequence_parallel and self.stem is not None:
-            plan["stem.layers"] = Local(gives=Shard(1))
+            plan["stem.layers"] = LocalPart(gives=Shard(1))
         if sequence_parallel and self.head is not None:
-            plan["head.norm"] = Local(comes=Shard(1), takes=Replicate())
+            plan["head.norm"] = LocalPart(comes=Shard(1), takes=Replicate())
         return plan | split_head(self, "head.linear", loss_parallel=loss_parallel)
 
     def tp_divides(self) -> Mapping[str, int]:

@@ -53,7 +53,7 @@ Data = dataio.Source | dataio.Shards | list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class RunLayout:
     """How a run is spread over its ranks.
 
     Attributes:
@@ -84,7 +84,7 @@ class Parallel:
     peak_flops_per_s: float
 
 
-def lay_out(config: Config, world_size: int) -> Layout:
+def lay_out(config: Config, world_size: int) -> RunLayout:
     """Decide the sizes of the mesh, and check that all that is divided by them can be.
 
     Raises:
@@ -110,10 +110,10 @@ def lay_out(config: Config, world_size: int) -> Layout:
         # A model of one's own is made once, and checked where it is spread.
         with torch.device("meta"):
             make_model(config).check_mesh(num_stages=stages, tp=mesh.tp)
-    return Layout(sizes=sizes, num_stages=stages, microbatches=microbatches)
+    return RunLayout(sizes=sizes, num_stages=stages, microbatches=microbatches)
 
 
-def build_place(config: Config, layout: Layout, rank: int) -> Place:
+def build_place(config: Config, layout: RunLayout, rank: int) -> Place:
     """Find what a rank is to the run."""
     mesh = config.mesh
     return place_of(rank, layout.sizes, schedule=mesh.schedule, virtual=mesh.virtual)
@@ -217,7 +217,7 @@ def make_evaluation_fields(config: Config, own: Own) -> Mapping[str, dataio.Fiel
     return None
 
 
-def make_without_data(config: Config, layout: Layout, own: Own) -> StagedModel:
+def make_without_data(config: Config, layout: RunLayout, own: Own) -> StagedModel:
     """Make the whole model without data, for a dry run, and refuse what does not fit it.
 
     Raises:
@@ -333,8 +333,8 @@ def spread(
 
 
 def make_pipeline(
-    config: Config, layout: Layout, parts: Sequence[StagedModel], *, place: Place, mesh: DeviceMesh,
-    task: Task, device: torch.device,
+    config: Config, layout: RunLayout, parts: Sequence[StagedModel], *, place: Place,
+    mesh: DeviceMesh, task: Task, device: torch.device,
 ) -> Pipeline:  # fmt: skip
     """Make what trains a rank's stages. Collective."""
     settings = config.mesh

@@ -7,7 +7,7 @@ import numpy as np
 
 from tonari.trainer.config.config import Config
 from tonari.trainer.mesh.place import feed_of, last_stage_reads
-from tonari.trainer.run.build import Layout, build_place
+from tonari.trainer.run.build import RunLayout, build_place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Delivery:
     scorer: int
 
 
-def deliveries(config: Config, layout: Layout, *, num_nodes: int) -> tuple[Delivery, ...]:
+def deliveries(config: Config, layout: RunLayout, *, num_nodes: int) -> tuple[Delivery, ...]:
     """Find how each replica is fed; one answer for all that are fed alike, by the first of them.
 
     Args:

@@ -33,7 +33,7 @@ from tonari.trainer.models.fake import fake_tensors
 from tonari.trainer.models.trace import leaves
 from tonari.trainer.private.fakes import FakeStore
 from tonari.trainer.private.placements import local_shape
-from tonari.trainer.run.build import Layout, lay_out, make_without_data
+from tonari.trainer.run.build import RunLayout, lay_out, make_without_data
 from tonari.trainer.run.crossings import Crossing, crossings
 from tonari.trainer.run.deliveries import Delivery, deliveries
 from tonari.trainer.run.memory import Counted, Memory, memory_of
@@ -127,7 +127,9 @@ def dry_run(config: Config, *, world_size: int, num_nodes: int, own: Own | None 
     )
 
 
-def _pipeline_ranks(config: Config, layout: Layout, model: StagedModel) -> tuple[PipelineRank, ...]:
+def _pipeline_ranks(
+    config: Config, layout: RunLayout, model: StagedModel
+) -> tuple[PipelineRank, ...]:
     counted: dict[Hashable, Counted] = {}
     saved: dict[Hashable, tuple[int, int]] = {}
     kinds = _stage_kinds(config, layout, model)
@@ -179,11 +181,11 @@ def _pipeline_ranks(config: Config, layout: Layout, model: StagedModel) -> tuple
     return tuple(found)
 
 
-def _stages(config: Config, layout: Layout, pp_rank: int) -> tuple[int, ...]:
+def _stages(config: Config, layout: RunLayout, pp_rank: int) -> tuple[int, ...]:
     return stages_of(pp_rank, layout.sizes[0], config.mesh.schedule, config.mesh.virtual)
 
 
-def _stage_kinds(config: Config, layout: Layout, model: StagedModel) -> list[Hashable]:
+def _stage_kinds(config: Config, layout: RunLayout, model: StagedModel) -> list[Hashable]:
     """List what the memory of each stage follows from: stages of one kind are counted once."""
     rows = config.data.batch_size // layout.microbatches
     blocks = {
@@ -199,7 +201,7 @@ def _stage_kinds(config: Config, layout: Layout, model: StagedModel) -> list[Has
 
 
 def _count_parts(
-    config: Config, layout: Layout, model: StagedModel, mesh: DeviceMesh, stages: tuple[int, ...]
+    config: Config, layout: RunLayout, model: StagedModel, mesh: DeviceMesh, stages: tuple[int, ...]
 ) -> Counted:
     settings = config.mesh
     parts = parallelize(
@@ -217,7 +219,7 @@ class _Stages:
 
 
 def _activations_bytes(
-    config: Config, layout: Layout, model: StagedModel, stage: int, again: Collection[int],
+    config: Config, layout: RunLayout, model: StagedModel, stage: int, again: Collection[int],
     swapped: Sequence[int],
 ) -> tuple[int, int]:  # fmt: skip
     """Count the bytes that autograd keeps of one microbatch of a stage, and of blocks that swap.

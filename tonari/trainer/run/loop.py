@@ -321,7 +321,7 @@ class Run:
             # The end of the epoch before is inside next: its time belongs to the epoch it opens.
             meter = Meter(before, self._pipeline.place)
             over = self._pace.is_over(self.progress.steps)
-            with self._parts.time("turn_s"):
+            with self._parts.time("epoch_end_s"):
                 epoch = None if over else next(epochs, None)
             if epoch is None:
                 return True

@@ -6,7 +6,7 @@ from tonari.trainer.config.config import MeshConfig
 from tonari.trainer.config.model import TEXT_MODELS
 from tonari.trainer.config.optimizer import OptimizerConfig
 from tonari.trainer.mesh.place import FOLDED, LOOPED, Schedule
-from tonari.trainer.run.build import Layout
+from tonari.trainer.run.build import RunLayout
 
 FLOAT_BYTES = {"float32": 4, "bfloat16": 4, "float64": 8}
 """Of a parameter as it is kept; bfloat16 is that of the computation."""
@@ -63,8 +63,8 @@ class Counted:
 
 
 def memory_of(
-    counted: Counted, stage_bytes: int, passing_bytes: int = 0, *, mesh: MeshConfig, layout: Layout,
-    optimizer: OptimizerConfig, model_kind: str, pp_rank: int,
+    counted: Counted, stage_bytes: int, passing_bytes: int = 0, *, mesh: MeshConfig,
+    layout: RunLayout, optimizer: OptimizerConfig, model_kind: str, pp_rank: int,
 ) -> Memory:  # fmt: skip
     """Add up what the fullest rank at a coordinate of pp holds.
 
@@ -105,7 +105,7 @@ def share_of_tp(model_kind: str, tp: int, *, sequence_parallel: bool) -> float:
     return 1 / tp if sequence_parallel else (10 + 24 / tp) / 34
 
 
-def under_way(schedule: Schedule, pp: int, pp_rank: int, layout: Layout) -> float:
+def under_way(schedule: Schedule, pp: int, pp_rank: int, layout: RunLayout) -> float:
     """Count the microbatches that wait for their backward pass on a rank at a time, at the most.
 
     Each counts as the part of the rank's stages that it has been past.

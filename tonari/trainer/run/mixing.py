@@ -21,7 +21,7 @@ DRAW = "draw"
 """Column of int64[2] in a training batch: the number of its step, and its own in the step."""
 
 
-class Mixture(NamedTuple):
+class ImageMixture(NamedTuple):
     """How the images of a batch are mixed.
 
     Attributes:
@@ -122,7 +122,7 @@ class MixedClassify(Classify):
         smoothed = losses + self._smoothing * label_margin(logits, target)
         return losses.detach() + (smoothed - smoothed.detach())
 
-    def _mixture(self, batch: Batch) -> Mixture | None:
+    def _mixture(self, batch: Batch) -> ImageMixture | None:
         if DRAW not in batch or not self._ways:
             return None
         step, number = batch[DRAW].tolist()
@@ -130,12 +130,14 @@ class MixedClassify(Classify):
         alpha, size = self._ways[int(rng.integers(len(self._ways)))]
         share = float(rng.beta(alpha, alpha))
         if not size:
-            return Mixture(share, None)
+            return ImageMixture(share, None)
         half = int(0.5 * math.sqrt(1 - share) * size)
         middles = rng.integers(size, size=2).tolist()
         top, left = (max(middle - half, 0) for middle in middles)
         bottom, right = (min(middle + half, size) for middle in middles)
-        return Mixture(1 - (bottom - top) * (right - left) / size**2, (top, bottom, left, right))
+        return ImageMixture(
+            1 - (bottom - top) * (right - left) / size**2, (top, bottom, left, right)
+        )
 
 
 def mark_draws(batches: Sequence[Batch], *, step: int) -> None:

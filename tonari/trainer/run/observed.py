@@ -12,7 +12,7 @@ from tonari.trainer.checkpoint.directory import Progress
 from tonari.trainer.config.config import Config
 from tonari.trainer.mesh.pipeline import Pipeline
 from tonari.trainer.run.own import Own
-from tonari.trainer.run.step import Evaluation, Step, TakesReports
+from tonari.trainer.run.step import EvaluationMeans, Step, TakesReports
 from tonari.trainer.watch.launch import Job
 
 
@@ -69,8 +69,8 @@ class Observer:
         """Stand between an evaluation and its batches."""
         return batches
 
-    def evaluated(self, found: Evaluation) -> None:
+    def evaluated(self, found: EvaluationMeans) -> None:
         """See what an evaluation gave."""
 
-    def average_evaluated(self, found: Evaluation) -> None:
+    def average_evaluated(self, found: EvaluationMeans) -> None:
         """See what the same evaluation of the averaged weights gave."""

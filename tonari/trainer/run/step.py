@@ -56,7 +56,7 @@ class Weighed(NamedTuple):
     share: float | Tensor
 
 
-class Evaluation(NamedTuple):
+class EvaluationMeans(NamedTuple):
     """Means over all valid rows, the same on all ranks.
 
     Attributes:
@@ -172,7 +172,7 @@ def rescore(pipeline: Pipeline, loader: TakesReports, batches: Iterable[Batch]) 
                 loader.report(batch, scored.loss, scored.correct, scored.confidence)
 
 
-def evaluate(pipeline: Pipeline, batches: Iterable[Batch]) -> Evaluation:
+def evaluate(pipeline: Pipeline, batches: Iterable[Batch]) -> EvaluationMeans:
     """Compute accuracy and mean loss over all replicas' valid rows. Collective.
 
     Args:
@@ -193,7 +193,7 @@ def evaluate(pipeline: Pipeline, batches: Iterable[Batch]) -> Evaluation:
                 sums += torch.stack([right, loss, valid.sum().double()])
     dist.all_reduce(sums)
     num_right, loss_sum, num_valid = sums.tolist()
-    return Evaluation(num_right / max(num_valid, 1), loss_sum / max(num_valid, 1))
+    return EvaluationMeans(num_right / max(num_valid, 1), loss_sum / max(num_valid, 1))
 
 
 @contextlib.contextmanager

@@ -58,8 +58,8 @@ class EpochParts:
         """
         measured = self.so_far()
         self._seconds = self._none()
-        measured["exchange_s"] = min(exchange_s, measured["turn_s"])
-        measured["turn_s"] -= measured["exchange_s"]
+        measured["exchange_s"] = min(exchange_s, measured["epoch_end_s"])
+        measured["epoch_end_s"] -= measured["exchange_s"]
         line: dict[str, str | float] = {**measured, "measured_s": sum(measured.values())}
         if self._plan is None:
             return line

@@ -14,7 +14,7 @@ from tonari.trainer.errors import ConfigError
 PARTS = {
     "train_s": "steps",
     "exchange_s": "rest of the exchange",
-    "turn_s": "turn",
+    "epoch_end_s": "epoch end",
     "refresh_s": "refresh",
     "evaluation_s": "evaluation",
     "checkpoint_s": "checkpoint",
@@ -48,7 +48,7 @@ class Plan:
         saves = self.checkpoint_every and epoch and epoch % self.checkpoint_every == 0
         return {
             **self.mean_s,
-            "turn_s": self.mean_s["turn_s"] if epoch else 0.0,
+            "epoch_end_s": self.mean_s["epoch_end_s"] if epoch else 0.0,
             "exchange_s": self.mean_s["exchange_s"] if epoch else 0.0,
             "refresh_s": self.mean_s["refresh_s"] * self.refresh_every if refreshes else 0.0,
             "checkpoint_s": self.mean_s["checkpoint_s"] * self.checkpoint_every if saves else 0.0,

@@ -1,8 +1,8 @@
-"""All plain headers of a stretch of a tar file at once, with NumPy.
+"""All plain headers of a part of a tar file at once, with NumPy.
 
 A header is believed only where the one before it says that the next one lies, so that data that
 looks like a header never is one. What is not plain (long names, links, sizes in base 256, headers
-without magic, damage) ends the stretch: `tar_headers` reads it one by one.
+without magic, damage) ends the part: `tar_headers` reads it one by one.
 """
 
 import sys
@@ -26,7 +26,7 @@ class Headers:
     Attributes:
         name: uint8[n, width]: Names, filled up with zeros.
         name_bytes: int64[n]: Their lengths.
-        offset: int64[n]: Where the files' bytes begin, from the beginning of the stretch.
+        offset: int64[n]: Where the files' bytes begin, from the beginning of the part.
         num_bytes: int64[n]: How many there are.
         end: Where the header after the last one begins.
     """
@@ -42,7 +42,7 @@ def plain_headers(data: memoryview, *, limit: int, most_bytes: int = sys.maxsize
     """Find the headers from the beginning of ``data`` on, as far as they are plain.
 
     Args:
-        data: A stretch of a tar file that begins with a header.
+        data: A part of a tar file that begins with a header.
         limit: How many bytes the file has from there on: members end within it.
         most_bytes: How many a member may hold.
     """

@@ -36,9 +36,9 @@ def count_samples(file: File, *, joined: bool = False) -> SampleCounts:
     for samples in walk_samples(FileWindow(file), joined=joined):
         firsts = samples.first_members()
         begins = _begins(samples, firsts, end)
-        # One of every stretch that any begins in, but the first, which has the shard's start.
-        stretch = np.append(points[-1][-1:, 1], begins) // spacing
-        new = np.flatnonzero(np.diff(stretch, prepend=0)[len(stretch) - len(begins) :] > 0)
+        # One of every interval that any begins in, but the first, which has the shard's start.
+        interval = np.append(points[-1][-1:, 1], begins) // spacing
+        new = np.flatnonzero(np.diff(interval, prepend=0)[len(interval) - len(begins) :] > 0)
         if len(new):
             points.append(np.stack([samples.start + new, begins[new]], axis=1))
         if not joined:

@@ -18,7 +18,7 @@ from tonari.bench.storage.results.results import (
 )  # fmt: skip
 from tonari.bench.storage.site.counters import Moved
 from tonari.bench.storage.site.evidence import Verdict
-from tonari.bench.storage.site.layouts import Component, Layout
+from tonari.bench.storage.site.layouts import Component, StripeLayout
 from tonari.bench.storage.site.site import Mount, Site
 
 NODES = ("node0", "node1", "node2", "node3")
@@ -227,7 +227,7 @@ SITE = Site(
     ),
     total_bytes=1_200 * 10**12, free_bytes=310 * 10**12, free_files=2_100_000_000,
     block_bytes=4 * MIB, is_shared=True, client_cache="page cache",
-    layout=Layout(
+    layout=StripeLayout(
         kind="lustre", said_by="lfs", stripe_count=4, stripe_bytes=MIB, num_osts=24,
         osts=(3, 9, 15, 21),
         components=(

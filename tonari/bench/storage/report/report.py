@@ -29,7 +29,7 @@ from tonari.bench.storage.report.plots import (
     rates,
 )  # fmt: skip
 from tonari.bench.storage.results.results import EndToEnd, Phase, Results, Scaling
-from tonari.bench.storage.site.layouts import ALL_OSTS, Layout
+from tonari.bench.storage.site.layouts import ALL_OSTS, StripeLayout
 from tonari.bench.storage.site.site import Site
 from tonari.report.pages import lay_out, picture
 from tonari.report.pictures import render
@@ -301,7 +301,7 @@ def _site(site: Site) -> list[tuple[str, str]]:
     ]
 
 
-def _layout(layout: Layout | None) -> str:
+def _layout(layout: StripeLayout | None) -> str:
     if layout is None:
         return "unknown"
     parts = []

@@ -36,7 +36,7 @@ class Component(JsonRecord, frozen=True, kw_only=True):
     pool: str | None = None
 
 
-class Layout(JsonRecord, frozen=True, kw_only=True):
+class StripeLayout(JsonRecord, frozen=True, kw_only=True):
     """How a file, or a new file in a directory, lies on the servers; None where it is unknown.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from tonari.bench.storage.site.layouts import ALL_OSTS, Component, Layout, RunTool
+from tonari.bench.storage.site.layouts import ALL_OSTS, Component, RunTool, StripeLayout
 
 PLAIN, PLAIN_WITH_POOL, ON_THESE_OSTS, COMPOSITE = 0x0BD10BD0, 0x0BD30BD0, 0x0BD50BD0, 0x0BD60BD0
 ON_MDT = 0x100
@@ -31,7 +31,7 @@ ENTRY = struct.Struct("<IIQQII16x")
 PAIR = re.compile(r"([A-Za-z_][\w.]*):[ \t]*([^\s,{}]+)")
 
 
-def lustre_layout(path: Path, *, run: RunTool) -> Layout | None:
+def lustre_layout(path: Path, *, run: RunTool) -> StripeLayout | None:
     """Find how a file, or a new file in a directory, lies on Lustre; None if unknown.
 
     The tool first, because it alone knows what a directory inherits.
@@ -45,13 +45,13 @@ def lustre_layout(path: Path, *, run: RunTool) -> Layout | None:
     return replace(layout, num_osts=count_osts(run(["lfs", "df", str(path)]) or ""))
 
 
-def parse_getstripe(printed: str) -> Layout | None:
+def parse_getstripe(printed: str) -> StripeLayout | None:
     """Read what ``lfs getstripe`` prints, with -y or without; None if no layout is in it."""
     components = tuple(_component(pairs) for pairs in _groups(printed))
     return _layout(components, "lfs") if components else None
 
 
-def parse_attribute(attribute: bytes) -> Layout | None:
+def parse_attribute(attribute: bytes) -> StripeLayout | None:
     """Read the ``lustre.lov`` attribute; None if it is of a kind not known here, or cut short."""
     try:
         components = tuple(_components(attribute))
@@ -65,7 +65,7 @@ def count_osts(printed: str) -> int | None:
     return len(set(re.findall(r"\[OST:(\w+)\]", printed))) or None
 
 
-def _layout_of_attribute(path: Path) -> Layout | None:
+def _layout_of_attribute(path: Path) -> StripeLayout | None:
     try:
         return parse_attribute(os.getxattr(path, "lustre.lov"))
     except OSError:
@@ -73,11 +73,11 @@ def _layout_of_attribute(path: Path) -> Layout | None:
         return None
 
 
-def _layout(components: tuple[Component, ...], said_by: Literal["lfs", "xattr"]) -> Layout:
+def _layout(components: tuple[Component, ...], said_by: Literal["lfs", "xattr"]) -> StripeLayout:
     on_osts = [each for each in components if not each.on_mdt] or list(components)
     widest = max(on_osts, key=lambda each: (each.stripe_count == ALL_OSTS, each.stripe_count))
     osts = dict.fromkeys(ost for each in components for ost in each.osts)
-    return Layout(
+    return StripeLayout(
         kind="lustre", said_by=said_by, stripe_count=widest.stripe_count,
         stripe_bytes=widest.stripe_bytes, osts=tuple(osts), components=components,
         dom_bytes=max((each.end_bytes or 0 for each in components if each.on_mdt), default=0),

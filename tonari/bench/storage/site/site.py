@@ -8,7 +8,7 @@ from dataio.base.filesystem import Filesystem, filesystem_of, is_shared
 from tonari.bench.errors import BenchError
 from tonari.bench.storage.site.gpfs import gpfs_layout
 from tonari.bench.storage.site.kernel import statfs_magic
-from tonari.bench.storage.site.layouts import Layout, RunTool, run_tool
+from tonari.bench.storage.site.layouts import RunTool, StripeLayout, run_tool
 from tonari.bench.storage.site.lustre import lustre_layout
 from tonari.bench.storage.site.record import JsonRecord, Natural
 
@@ -92,7 +92,7 @@ class Site(JsonRecord, frozen=True, kw_only=True):
     block_bytes: Natural
     is_shared: bool
     client_cache: ClientCache
-    layout: Layout | None
+    layout: StripeLayout | None
     notes: tuple[str, ...]
 
 
@@ -121,7 +121,7 @@ def describe_site(path: Path, *, mountinfo: str | None = None, run: RunTool = ru
     found = filesystem_of(path, mountinfo=mountinfo)
     name, notes = name_of(found, magic)
     resolved = path.resolve()
-    layout: Layout | None = None
+    layout: StripeLayout | None = None
     if name == "lustre":
         layout = lustre_layout(resolved, run=run)
     elif name == "gpfs":
@@ -208,7 +208,7 @@ def _client_cache(name: str, options: tuple[str, ...]) -> ClientCache:
     return "page cache" if name in PAGE_CACHED else "unknown"
 
 
-def _layout_notes(name: str, layout: Layout | None) -> tuple[str, ...]:
+def _layout_notes(name: str, layout: StripeLayout | None) -> tuple[str, ...]:
     if layout is None:
         asked = {"lustre": "lfs and the lustre.lov attribute", "gpfs": "mmlsattr"}.get(name)
         return (f"layout unknown: {asked} did not tell",) if asked else ()

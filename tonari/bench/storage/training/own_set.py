@@ -25,7 +25,7 @@ PREFIX = ".tonari-bench-io-"
 
 
 @dataclass(frozen=True)
-class Shards:
+class OwnShards:
     """The shards, what their samples hold, and where they lie."""
 
     paths: list[str]
@@ -43,13 +43,13 @@ class Shards:
         return self.num_bytes / self.num_samples
 
 
-def open_shards(patterns: Sequence[str], fields: Mapping[str, Field], world: World) -> Shards:
+def open_shards(patterns: Sequence[str], fields: Mapping[str, Field], world: World) -> OwnShards:
     """Open the shards that patterns name. Collective."""
     paths = expand(patterns)
     source = open_source(paths, world=world)
     num_bytes = sum(Path(path).stat().st_size for path in paths)
     site = describe_site(Path(paths[0]).parent)
-    return Shards(paths, fields, source.num_samples, num_bytes, site)
+    return OwnShards(paths, fields, source.num_samples, num_bytes, site)
 
 
 def own_fields(sample_bytes: int) -> Mapping[str, Field]:

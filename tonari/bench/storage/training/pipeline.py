@@ -22,7 +22,7 @@ from tonari.bench.storage.results.results import EndToEnd, Results
 from tonari.bench.storage.training.baseline import sample_work_s
 from tonari.bench.storage.training.calibrate import calibrate
 from tonari.bench.storage.training.own_set import (
-    Shards,
+    OwnShards,
     agree_name,
     open_shards,
     own_directory,
@@ -170,7 +170,7 @@ def run_ways(
     )
 
 
-def _check_enough(data: Shards, batch_size: int, world: World) -> None:
+def _check_enough(data: OwnShards, batch_size: int, world: World) -> None:
     least = batch_size * world.world_size
     if data.num_samples < least:
         raise BenchError(

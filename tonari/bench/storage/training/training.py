@@ -14,7 +14,7 @@ from tonari.bench.storage.site.counters import Counters
 from tonari.bench.storage.site.evidence import Watch, evict
 from tonari.bench.storage.site.gathered import gather_moved, gather_verdict
 from tonari.bench.storage.training.baseline import SharedBatches
-from tonari.bench.storage.training.own_set import Shards
+from tonari.bench.storage.training.own_set import OwnShards
 from tonari.bench.storage.training.predict import WayName
 from tonari.bench.storage.training.shared_samples import SharedSamples, index_tars
 from tonari.bench.storage.training.ways import Ran, add_read, shared_bytes
@@ -53,7 +53,7 @@ class Training:
     """
 
     world: World
-    data: Shards
+    data: OwnShards
     step_s: float
     batch_size: int
     workers: int

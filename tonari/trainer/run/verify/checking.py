@@ -20,7 +20,7 @@ from tonari.trainer.mesh.mesh import num_microbatches
 from tonari.trainer.run.build import lay_out
 from tonari.trainer.run.loop import train_observed
 from tonari.trainer.run.own import Loss, MakeOptimizer, Own, Transform
-from tonari.trainer.run.step import Evaluation
+from tonari.trainer.run.step import EvaluationMeans
 from tonari.trainer.run.tasks import Task
 from tonari.trainer.run.verify.compare import Compared, Difference
 from tonari.trainer.run.verify.double import InDouble
@@ -300,7 +300,7 @@ def _epoch_steps(steps: int) -> int:
 
 
 def _read(directory: Path, part: int) -> Ranks:
-    with torch.serialization.safe_globals([Recorded, RecordedStep, Held, Cut, Evaluation]):
+    with torch.serialization.safe_globals([Recorded, RecordedStep, Held, Cut, EvaluationMeans]):
         found: list[Recorded] = [torch.load(path) for path in directory.glob(f"{part}-*.pt")]
     return Ranks(sorted(found, key=lambda each: each.rank))
 
@@ -349,7 +349,7 @@ def _compare_start(plain: Plain, ranks: Ranks, compared: Compared) -> None:
 
 
 def _compare_evaluation(
-    compared: Compared, whose: str, after: int, found: Evaluation, expected: Evaluation
+    compared: Compared, whose: str, after: int, found: EvaluationMeans, expected: EvaluationMeans
 ) -> None:
     when = f"the evaluation after step {after + 1}"
     for name in ("loss", "accuracy"):

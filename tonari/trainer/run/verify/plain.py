@@ -30,7 +30,7 @@ from tonari.trainer.private.trees import tree_leaves, tree_map
 from tonari.trainer.run.build import make_model, make_task
 from tonari.trainer.run.optimizers import build_optimizer
 from tonari.trainer.run.own import Own
-from tonari.trainer.run.step import MOST_BATCHES, Evaluation
+from tonari.trainer.run.step import MOST_BATCHES, EvaluationMeans
 from tonari.trainer.run.tasks import CountsTargets
 from tonari.trainer.run.verify.recording import Columns
 
@@ -202,7 +202,7 @@ class Plain:
     @torch.no_grad()
     def evaluate(
         self, batches: Sequence[Sequence[Columns]], *, averaged: bool = False
-    ) -> Evaluation:
+    ) -> EvaluationMeans:
         """Judge the model, or its averaged weights; changes nothing.
 
         Returns:
@@ -222,7 +222,7 @@ class Plain:
                     right += float(shares.double()[valid].sum())
                     loss += float(task.losses(logits, target).double()[valid].sum())
                     rows += float(valid.sum())
-        return Evaluation(right / max(rows, 1), loss / max(rows, 1))
+        return EvaluationMeans(right / max(rows, 1), loss / max(rows, 1))
 
     def state(self, replica: int) -> dict[Key, Tensor]:
         """Name all that one process holds: weights, buffers and what the optimizer remembers."""

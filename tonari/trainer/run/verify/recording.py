@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from dataio.rows.samples import Batch
 from tonari.trainer.checkpoint.state import plain_name
 from tonari.trainer.run.observed import Begun, Observer
-from tonari.trainer.run.step import Evaluation, Step, TakesReports
+from tonari.trainer.run.step import EvaluationMeans, Step, TakesReports
 
 Columns = dict[str, Tensor]
 
@@ -119,8 +119,8 @@ class Recorded:
     goes_on: bool
     steps: list[RecordedStep] = field(default_factory=list)
     averaged: list[int] = field(default_factory=list)
-    evaluations: list[tuple[int, list[Columns], Evaluation]] = field(default_factory=list)
-    average_evaluations: list[Evaluation] = field(default_factory=list)
+    evaluations: list[tuple[int, list[Columns], EvaluationMeans]] = field(default_factory=list)
+    average_evaluations: list[EvaluationMeans] = field(default_factory=list)
     states: dict[int, list[Held]] = field(default_factory=dict)
     restored: list[Held] = field(default_factory=list)
 
@@ -275,12 +275,12 @@ class Recorder(Observer):
             self._evaluated.append(self._columns(batch))
             yield batch
 
-    def evaluated(self, found: Evaluation) -> None:
+    def evaluated(self, found: EvaluationMeans) -> None:
         """Note what it gave."""
         assert self.found is not None, "a run begins"
         self.found.evaluations.append((self._done - 1, self._evaluated, found))
 
-    def average_evaluated(self, found: Evaluation) -> None:
+    def average_evaluated(self, found: EvaluationMeans) -> None:
         """Note what the averaged weights gave."""
         assert self.found is not None, "a run begins"
         self.found.average_evaluations.append(found)

@@ -54,7 +54,7 @@ def test_the_disk_begins_with_what_was_written_before_the_flush(fixed, tmp_path,
         begun.append((offset, num_bytes))
         assert flags == 2
 
-    monkeypatch.setattr("dataio.store.files.writeback._sync_file_range", begin)
+    monkeypatch.setattr("dataio.base.atomic._sync_file_range", begin)
     fixed.write(np.arange(ROWS), contents(0))
     assert begun == [(fixed.start_bytes, ROWS * WIDTH)]
     heap = HeapFile(tmp_path / "heap-0.bin")
@@ -65,7 +65,7 @@ def test_the_disk_begins_with_what_was_written_before_the_flush(fixed, tmp_path,
 
 
 def test_a_kernel_without_such_a_call_writes_all_the_same(fixed, monkeypatch):
-    monkeypatch.setattr("dataio.store.files.writeback._sync_file_range", None)
+    monkeypatch.setattr("dataio.base.atomic._sync_file_range", None)
     fixed.write(np.arange(ROWS), contents(0))
     assert (fixed.rows[:ROWS] == contents(0)).all()
 
