@@ -9,8 +9,9 @@ rises only with an entry under ``raised`` that names the decision record which s
 import argparse
 import inspect
 import re
-import tomllib
 from pathlib import Path
+
+import tomllib
 
 from benchmarks.minimal_run import count_ours
 from benchmarks.names import ROOT, doubled_names

@@ -9,7 +9,9 @@ def test_no_figure_is_above_its_limit() -> None:
     allowed, found = ratchet.limits(), ratchet.figures()
     assert found.keys() == allowed.keys()
     over = {name: figure for name, figure in found.items() if figure > allowed[name]}
-    assert not over, f"limits: { {name: allowed[name] for name in over} }; see benchmarks/ratchet.py"
+    assert not over, (
+        f"limits: { {name: allowed[name] for name in over} }; see benchmarks/ratchet.py"
+    )
 
 
 def test_a_limit_rises_only_with_a_record_that_names_the_figure(

@@ -33,7 +33,7 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 @dataclass(frozen=True)
-class Way:
+class LaunchedBy:
     """How ranks are started.
 
     Attributes:
@@ -54,16 +54,17 @@ class Way:
         return found and shutil.which(self.command[0]) is not None
 
 
-def ways(site: Site) -> list[Way]:
+def ways(site: Site) -> list[LaunchedBy]:
     """List what the lab can start ranks by."""
     of_open_mpi = {"MPI4PY_LIBMPI": str(OPEN_MPI), **SOCKETS, **AS_ROOT}
     nodes = site.lab.nodes
     agent = str(site.lab.directory / "enter")
+    mpiexec = site.lab.mpiexec(NUM_NODES)[len(site.lab.enter("node0")) :]
     return [
-        Way("srun --mpi=pmi2, MPICH", (*SRUN, "--mpi=pmi2")),
-        Way("mpiexec, MPICH", tuple(site.lab.mpiexec(NUM_NODES)[len(site.lab.enter("node0")) :])),
-        Way("srun --mpi=pmix, Open MPI", (*SRUN, "--mpi=pmix"), of_open_mpi, OPEN_MPI),
-        Way(
+        LaunchedBy("srun --mpi=pmi2, MPICH", (*SRUN, "--mpi=pmi2")),
+        LaunchedBy("mpiexec, MPICH", tuple(mpiexec)),
+        LaunchedBy("srun --mpi=pmix, Open MPI", (*SRUN, "--mpi=pmix"), of_open_mpi, OPEN_MPI),
+        LaunchedBy(
             "mpirun, Open MPI",
             ("mpirun.openmpi", "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", agent, "--mca",
              "oob_tcp_if_include", "eth0", "-H", ",".join(nodes), "-n", str(NUM_NODES),
@@ -73,7 +74,7 @@ def ways(site: Site) -> list[Way]:
     ]  # fmt: skip
 
 
-def run(site: Site, way: Way, *program: str) -> str:
+def run(site: Site, way: LaunchedBy, *program: str) -> str:
     """Start four ranks; returns what they wrote. Raises RuntimeError with it if they fail."""
     command = [
         *site.lab.enter("node0"), "env", "-C", str(site.home), *way.command, sys.executable,
@@ -88,7 +89,7 @@ def run(site: Site, way: Way, *program: str) -> str:
     return ended.stdout
 
 
-def train(site: Site, way: Way) -> list[tuple[str, float]]:
+def train(site: Site, way: LaunchedBy) -> list[tuple[str, float]]:
     """Train by `tonari train`; returns each epoch's order hash and loss."""
     directory = site.home / "runs" / way.name.replace(" ", "-")
     run(site, way, "-m", "tonari", "train", CONFIG, f"run.epochs={EPOCHS}",
@@ -96,7 +97,7 @@ def train(site: Site, way: Way) -> list[tuple[str, float]]:
     return read(directory)
 
 
-def own_loop(site: Site, way: Way) -> list[str]:
+def own_loop(site: Site, way: LaunchedBy) -> list[str]:
     """Train by a loop of one's own; returns the line of each epoch."""
     written = run(site, way, *own_loop_words(site))
     return [line for line in written.splitlines() if line.startswith("epoch ")]
@@ -134,7 +135,7 @@ def shards(site: Site) -> Path:
     return directory / "*.tar"
 
 
-def by_way(site: Site, way: Way) -> Result:
+def by_way(site: Site, way: LaunchedBy) -> Result:
     return train(site, way), own_loop(site, way)
 
 

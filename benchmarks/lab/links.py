@@ -23,7 +23,7 @@ from tests.lab.parallel_fs import start_parallel_fs
 from tests.multirank import ROOT
 from tonari.bench.storage.report.drawing import WAYS
 from tonari.bench.storage.results.document import read_document
-from tonari.bench.storage.results.results import EndToEnd, Way
+from tonari.bench.storage.results.results import EndToEnd, TrainingWay
 from tonari.bench.storage.training.ways import later_s
 from tonari.report.pictures import render
 
@@ -49,7 +49,7 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Found:
+class LinkCase:
     """What four nodes found at one rate of their links.
 
     Attributes:
@@ -59,7 +59,7 @@ class Found:
 
     end_to_end: EndToEnd
     reads: Mapping[str, Sequence[int]]
-    ways: Mapping[str, Way] = field(init=False)
+    ways: Mapping[str, TrainingWay] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ways", {way.name: way for way in self.end_to_end.ways})
@@ -81,7 +81,7 @@ def consumed_bytes_per_s(training: Mapping[str, Any]) -> float:
 
 def measure(
     directory: Path, ratio: float, training: Mapping[str, Any], *, cached: bool = False
-) -> Found:
+) -> LinkCase:
     """Bring up a lab, give its links a rate, measure, and take it down.
 
     Args:
@@ -111,10 +111,10 @@ def measure(
         }
         end_to_end = read_document(out / "found.json").end_to_end
     assert end_to_end is not None
-    return Found(end_to_end, reads)
+    return LinkCase(end_to_end, reads)
 
 
-def row(ratio: float, found: Found) -> str:
+def row(ratio: float, found: LinkCase) -> str:
     """Say what was found at one rate, as a row of a Markdown table."""
     ways = [found.ways[name] for name in ("dataloader", "staged", "exchange")]
     beyond = [found.beyond_s(way.name) for way in ways]
@@ -129,7 +129,7 @@ def row(ratio: float, found: Found) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def draw(sweep: Mapping[float, Found]) -> "Callable[[Figure], None]":
+def draw(sweep: Mapping[float, LinkCase]) -> "Callable[[Figure], None]":
     """Draw an epoch's time over the links' rate."""
 
     def onto(figure: "Figure") -> None:
@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--cached", action="store_true")
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
-    sweep: dict[float, Found] = {}
+    sweep: dict[float, LinkCase] = {}
     print(
         "| link | compute s | beyond it: DataLoader | staged | exchange | staging s | prediction "
         "off: DataLoader | staged | exchange | paid after, predicted and measured | reads after "

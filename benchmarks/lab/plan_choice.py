@@ -75,7 +75,7 @@ ON_TWO = {
 
 
 @dataclass(frozen=True)
-class Pair:
+class PlannedPair:
     """A model, and how many nodes of two ranks it is trained on."""
 
     model: str
@@ -97,11 +97,11 @@ class Pair:
         return found
 
 
-PAIRS = tuple(Pair(model, nodes) for nodes in (1, 2) for model in MODELS)
+PAIRS = tuple(PlannedPair(model, nodes) for nodes in (1, 2) for model in MODELS)
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def plan(pair: Pair, directory: Path) -> dict[str, float]:
+def plan(pair: PlannedPair, directory: Path) -> dict[str, float]:
     """Probe the meshes, and plan each: seconds of a step by name."""
     text, _, model = MODELS[pair.model]
     settings, probes = directory / "run.toml", directory / f"probes-{pair.model}-{pair.nodes}"
@@ -136,7 +136,7 @@ def _lab(mbit: float) -> Cluster:
     return Cluster(name="lab", level=levels)
 
 
-def measure(pair: Pair, directory: Path, *, rounds: int, steps: int) -> dict[str, float]:
+def measure(pair: PlannedPair, directory: Path, *, rounds: int, steps: int) -> dict[str, float]:
     """Train each mesh, in rounds: the median seconds of a step, by name."""
     settings, out = directory / "run.toml", directory / "steps.json"
     found: defaultdict[str, list[float]] = defaultdict(list)
@@ -159,7 +159,9 @@ def measure(pair: Pair, directory: Path, *, rounds: int, steps: int) -> dict[str
     return {name: statistics.median(times) for name, times in found.items()}
 
 
-def compare(pair: Pair, planned: dict[str, float], measured: dict[str, float]) -> dict[str, object]:
+def compare(
+    pair: PlannedPair, planned: dict[str, float], measured: dict[str, float]
+) -> dict[str, object]:
     """Compare what the plan's first takes with the best one measured, and what others would."""
     best_s = min(measured.values())
     chosen = min(planned, key=planned.__getitem__)

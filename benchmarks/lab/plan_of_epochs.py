@@ -143,7 +143,7 @@ CASES = [
 ]  # fmt: skip
 
 
-class Study:
+class EpochStudy:
     """Measures cases, and compares them with their plans.
 
     Args:
@@ -350,7 +350,7 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     cases = [case for case in CASES if case.name in given.only]
-    study = Study(given.train, given.out.absolute(), cases)
+    study = EpochStudy(given.train, given.out.absolute(), cases)
     for number in range(given.rounds) if not given.report else ():
         for mbit_s in dict.fromkeys([0.0, *(case.mbit_s for case in cases)]):
             study.measure(mbit_s, number)

@@ -25,7 +25,7 @@ import torch
 import webdataset
 
 import dataio
-from benchmarks.lab.plan_of_epochs import ROWS, Study
+from benchmarks.lab.plan_of_epochs import ROWS, EpochStudy
 from dataio import Int, Loader, NodeCache, Reports, Workers
 from dataio.source import open_source
 from dataio.store.streaming import Streaming
@@ -51,7 +51,7 @@ PER_STEP = (2.4, 1.6, 1.4, 1.2, 1.05)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class SourceRun:
     """What a loader did.
 
     Attributes:
@@ -75,7 +75,7 @@ class Run:
 
 def load_epochs(
     directory: Path, *, quota: int | None = None, epochs: int = EPOCHS, step_s: float = STEP_S
-) -> Run:
+) -> SourceRun:
     """Let a loader stage, and go through epochs."""
     windows = 0
     read = Streaming._read
@@ -106,7 +106,7 @@ def load_epochs(
             times.append(ended_s - began_s)
             began_s = ended_s
     resident = staged["resident_fraction"] * ROWS
-    return Run(
+    return SourceRun(
         epochs_s=tuple(times), staging_s=staged["staging_s"],
         row_bytes=staged["disk_bytes_written"] / resident,
         source_row_bytes=staged["staging_bytes"] / resident, resident_rows=resident,
@@ -146,7 +146,7 @@ def stream_epochs(directory: Path, *, epochs: int = 2) -> tuple[float, ...]:
     return tuple(times)
 
 
-class Plans:
+class SourcePlans:
     """Plans a job of one rank from an epoch at full speed.
 
     Args:
@@ -155,7 +155,7 @@ class Plans:
         base: That epoch.
     """
 
-    def __init__(self, settings: Path, source: Path, base: Run) -> None:
+    def __init__(self, settings: Path, source: Path, base: SourceRun) -> None:
         self._settings, self._source = settings, source
         step_s = min(base.epochs_s[1:]) / math.ceil(ROWS / BATCH)
         opened = open_source([str(path) for path in sorted(source.iterdir())])
@@ -198,10 +198,10 @@ def _table(heads: Sequence[str]) -> str:
     return f"| {' | '.join(heads)} |\n|" + "---:|" * len(heads)
 
 
-def count_bytes(study: Study) -> Iterator[str]:
+def count_bytes(study: EpochStudy) -> Iterator[str]:
     """Write the table of what a node reads from the source in an epoch, counted and planned."""
     base = load_epochs(study.shards, epochs=2, step_s=0)
-    plans = Plans(study.settings, study.shards, base)
+    plans = SourcePlans(study.settings, study.shards, base)
     yield _table(
         ("quota, MB", "rows that stay", "planned", "passes", "planned", "MB read", "planned")
     )
@@ -216,10 +216,10 @@ def count_bytes(study: Study) -> Iterator[str]:
         )
 
 
-def time_epochs(study: Study) -> Iterator[str]:
+def time_epochs(study: EpochStudy) -> Iterator[str]:
     """Write the tables of epochs under quotas, and of when staging has paid."""
     base = load_epochs(study.shards)
-    plans = Plans(study.settings, study.shards, base)
+    plans = SourcePlans(study.settings, study.shards, base)
     yield f"an epoch at full speed: {', '.join(f'{s:.2f}' for s in base.epochs_s)} s"
     yield _table(
         ("quota, MB", "source, MB/s", "measured, s", "again", "planned, s", "error", "no data path")
@@ -238,7 +238,7 @@ def time_epochs(study: Study) -> Iterator[str]:
     tars = study.shards.parent / "tars"
     num_bytes = write_tars(study.shards, tars)
     base = load_epochs(tars)
-    plans = Plans(study.settings, tars, base)
+    plans = SourcePlans(study.settings, tars, base)
     epoch_s = min(base.epochs_s[1:])
     yield f"\n{num_bytes / 1e6:.1f} MB of tar files; an epoch at full speed: {epoch_s:.2f} s"
     yield _table((
@@ -272,7 +272,7 @@ def main() -> None:
     given = parser.parse_args()
     with contextlib.ExitStack() as stack:
         out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        study = Study(given.train, out)
+        study = EpochStudy(given.train, out)
         for line in (count_bytes if given.bytes else time_epochs)(study):
             print(line, flush=True)
 

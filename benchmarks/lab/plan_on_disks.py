@@ -51,7 +51,7 @@ exec "$@"
 
 
 @dataclass
-class Nodes:
+class DiskNodes:
     """A control group for each rank's memory, and for what it reads from a device.
 
     Attributes:
@@ -64,7 +64,7 @@ class Nodes:
     device: str
     memory_bytes: int
 
-    def __enter__(self) -> "Nodes":
+    def __enter__(self) -> "DiskNodes":
         for directory in self._directories():
             directory.mkdir()
             if "memory" in directory.parts:
@@ -124,7 +124,7 @@ def _call(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-class Study:
+class DiskStudy:
     """Measures, and compares with plans.
 
     Args:
@@ -155,7 +155,7 @@ class Study:
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             mounted, device = stack.enter_context(disk(scratch, 8 << 30))
-            nodes = stack.enter_context(Nodes(scratch.name, device, self._memory_bytes))
+            nodes = stack.enter_context(DiskNodes(scratch.name, device, self._memory_bytes))
             env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
             for at, rate in enumerate([None, *RATES_MB_S]):
                 if probe.exists() if rate is None else _name(rate) in measured:
@@ -260,7 +260,7 @@ def main() -> None:
     if not given.report and not (GROUPS / "blkio" / "blkio.throttle.read_bps_device").exists():
         parser.error(f"needs control groups of version 1, with blkio and memory, below {GROUPS}")
     given.out.mkdir(parents=True, exist_ok=True)
-    study = Study(given.out.absolute(), given.memory << 20)
+    study = DiskStudy(given.out.absolute(), given.memory << 20)
     for number in range(given.rounds) if not given.report else ():
         study.measure(number)
     print("\n".join(study.report()))

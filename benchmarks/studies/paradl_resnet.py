@@ -27,7 +27,7 @@ DATASET_ROWS = 1_280_000
 
 
 @dataclass(frozen=True)
-class Row:
+class ParaDLRow:
     """A number of GPUs.
 
     Attributes:
@@ -51,20 +51,20 @@ class Row:
 IN_NODE, IN_LEAF = Link(9e-6, 2e-11), Link(3.031e-5, 8e-11)
 IN_RACK, BETWEEN_RACKS = Link(3.049e-5, 8e-11), Link(3.098e-5, 8e-11)
 ROWS_OF_TABLE = (
-    Row(2, IN_NODE, 2014.8484928, 0.1898),
-    Row(4, IN_NODE, 1012.1510496, 0.1902),
-    Row(8, IN_LEAF, 532.0087924, 0.2092),
-    Row(16, IN_LEAF, 267.747297, 0.2046),
-    Row(32, IN_LEAF, 134.7640237, 0.2480),
-    Row(64, IN_LEAF, 68.068326395, 0.2580),
-    Row(128, IN_RACK, 34.6773679451, 0.4035),
-    Row(256, BETWEEN_RACKS, 17.9906360808, 0.6626),
-    Row(512, BETWEEN_RACKS, 9.6460715088, None),
-    Row(1024, BETWEEN_RACKS, 5.4577903296, 0.2362),
+    ParaDLRow(2, IN_NODE, 2014.8484928, 0.1898),
+    ParaDLRow(4, IN_NODE, 1012.1510496, 0.1902),
+    ParaDLRow(8, IN_LEAF, 532.0087924, 0.2092),
+    ParaDLRow(16, IN_LEAF, 267.747297, 0.2046),
+    ParaDLRow(32, IN_LEAF, 134.7640237, 0.2480),
+    ParaDLRow(64, IN_LEAF, 68.068326395, 0.2580),
+    ParaDLRow(128, IN_RACK, 34.6773679451, 0.4035),
+    ParaDLRow(256, BETWEEN_RACKS, 17.9906360808, 0.6626),
+    ParaDLRow(512, BETWEEN_RACKS, 9.6460715088, None),
+    ParaDLRow(1024, BETWEEN_RACKS, 5.4577903296, 0.2362),
 )
 
 
-def step_s(row: Row) -> float:
+def step_s(row: ParaDLRow) -> float:
     """Price a step by the equations."""
     gradients = Message("all_reduce", tuple(range(row.gpus)), WEIGHT_BYTES)
     return price(

@@ -61,7 +61,7 @@ checkpointing = "full"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class PublishedRow:
     """A row of the table."""
 
     name: str
@@ -107,8 +107,8 @@ class Row:
 def _row(
     name: str, sizes: tuple[int, int, int], mesh: tuple[int, int, int], batch: tuple[int, int],
     virtual: int, tflops: float,
-) -> Row:  # fmt: skip
-    return Row(
+) -> PublishedRow:  # fmt: skip
+    return PublishedRow(
         name=name, heads=sizes[0], width=sizes[1], depth=sizes[2], tp=mesh[0], pp=mesh[1],
         gpus=mesh[2], rows=batch[0], microbatch_rows=batch[1], virtual=virtual, tflops=tflops,
     )  # fmt: skip
@@ -159,12 +159,12 @@ def study(cluster: Cluster, directory: Path, attention: str) -> dict[str, Any]:
     return {"efficiency": efficiency, "rows": results}
 
 
-def price(row: Row, cluster: Cluster, directory: Path) -> Candidate:
+def price(row: PublishedRow, cluster: Cluster, directory: Path) -> Candidate:
     """Price a row's settings."""
     return estimate(row.config(directory), cluster, world_size=row.gpus)
 
 
-def fit(cluster: Cluster, row: Row, directory: Path) -> Cluster:
+def fit(cluster: Cluster, row: PublishedRow, directory: Path) -> Cluster:
     """Choose the efficiency by which a row comes out right, by halving."""
     assert cluster.device is not None
     low, high = 0.0, 1.0
@@ -177,7 +177,7 @@ def fit(cluster: Cluster, row: Row, directory: Path) -> Cluster:
     return tried
 
 
-def compare(row: Row, found: Candidate) -> dict[str, Any]:
+def compare(row: PublishedRow, found: Candidate) -> dict[str, Any]:
     """Print a row beside its price."""
     error = found.step_s / row.step_s - 1
     parts = ", ".join(

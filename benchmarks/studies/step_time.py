@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         case for case in CASES if given.only in case.name and case.ranks <= given.most_ranks
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as directory:
-        study = Study(given.keep or Path(directory), given.rounds)
+        study = StepStudy(given.keep or Path(directory), given.rounds)
         lines = [study.compare(case) for case in cases]
     if given.plot:
         given.plot.write_bytes(draw(lines))
@@ -224,7 +224,7 @@ def draw(lines: Sequence[dict[str, object]]) -> bytes:
     return render(scatter, inches=(6.4, 5.6), kind="png")
 
 
-class Study:
+class StepStudy:
     """Compares cases one by one, and keeps what was measured in a directory."""
 
     def __init__(self, directory: Path, rounds: int) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lab.links import TRAINING, Found, measure
+from benchmarks.lab.links import TRAINING, LinkCase, measure
 from tests.lab import cluster, parallel_fs
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -16,7 +16,7 @@ def _needs_lab() -> None:
         pytest.skip(reason)
 
 
-def check_counted(found: Found) -> None:
+def check_counted(found: LinkCase) -> None:
     """The filesystem's clients saw every sample read by DataLoaders, and none once staged."""
     assert all(reads >= TRAINING["num_samples"] for reads in found.reads["dataloader"])
     for way in ("staged", "exchange"):

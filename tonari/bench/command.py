@@ -17,7 +17,7 @@ from tonari.bench.importance.command import BenchImportance, bench_importance
 from tonari.bench.io import IO, bench_io
 from tonari.bench.loader.contenders import CONTENDERS, Contender
 from tonari.bench.loader.environments import install
-from tonari.bench.loader.figures import Record, Settings, Temperature
+from tonari.bench.loader.figures import LoaderRecord, LoaderSettings, Temperature
 from tonari.bench.loader.loader import measure_loaders
 from tonari.bench.loader.report import plot, table, to_json, write_csv
 from tonari.bench.loader.sets import SETS
@@ -140,7 +140,7 @@ def _install(options: BenchLoader, root: Path) -> int:
 def _bench(options: BenchLoader, root: Path) -> int:
     directory = options.directory or Path(tempfile.mkdtemp(prefix="tonari-bench-"))
     directory.mkdir(parents=True, exist_ok=True)
-    settings = Settings(
+    settings = LoaderSettings(
         sets=[SETS[name].scaled(options.scale) for name in options.sets],
         contenders=options.chosen(),
         ranks=options.ranks,
@@ -153,7 +153,7 @@ def _bench(options: BenchLoader, root: Path) -> int:
         keep=options.directory is not None,
         timeout_s=options.timeout,
     )
-    records: list[Record] = []
+    records: list[LoaderRecord] = []
     try:
         for record in measure_loaders(settings, notify_on_stderr):
             records.append(record)
@@ -169,7 +169,7 @@ def _bench(options: BenchLoader, root: Path) -> int:
     return 1 if wrong else 0
 
 
-def _write(options: BenchLoader, settings: Settings, records: list[Record]) -> None:
+def _write(options: BenchLoader, settings: LoaderSettings, records: list[LoaderRecord]) -> None:
     document = to_json(settings, records)
     if options.json_file is not None:
         options.json_file.write_text(json.dumps(document, indent=1) + "\n")

@@ -25,7 +25,7 @@ from tonari.bench.storage.report.report import write_html, write_png
 from tonari.bench.storage.results.csv import write_csv
 from tonari.bench.storage.results.dlio import write_summaries
 from tonari.bench.storage.results.document import to_document, write_document
-from tonari.bench.storage.results.results import Results, Way
+from tonari.bench.storage.results.results import Results, TrainingWay
 from tonari.bench.storage.training.pipeline import PipelineOptions, run_ways
 from tonari.cache.stage import parse_fields
 from tonari.errors import CommandError
@@ -254,7 +254,7 @@ def summary(results: Results) -> str:
     return "\n".join(lines)
 
 
-def words_of_way(way: Way) -> str:
+def words_of_way(way: TrainingWay) -> str:
     """Say in a line what one way to feed training cost."""
     epochs = ", ".join(f"{seconds:.2f}" for seconds in way.epoch_s)
     words = f"{way.name}: epochs of {epochs} s"

@@ -16,7 +16,7 @@ from tonari.cache.list import find_root
 
 
 @dataclass
-class _Found:
+class _FoundDamage:
     """What was damaged in a cache."""
 
     corrupt: list[int] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Verify:
 
     def run(self) -> int:
         """Run the command."""
-        found: dict[str, _Found] = {}
+        found: dict[str, _FoundDamage] = {}
         problems: dict[str, str] = {}
         for report in survey(find_root(self.directory)):
             try:
@@ -69,9 +69,9 @@ class Verify:
             sys.stderr.write(f"tonari cache: {problem}\n")
         return 1 if problems or any(its.is_damaged for its in found.values()) else 0
 
-    def _verified(self, report: CacheReport) -> "_Found":
+    def _verified(self, report: CacheReport) -> "_FoundDamage":
         bar = ProgressBar("verifying", report.num_slots - report.num_missing, shown=True)
-        found = _Found()
+        found = _FoundDamage()
         before = 0
         try:
             for part in verify_cache(Path(report.directory), dry_run=self.dry_run):
@@ -85,7 +85,7 @@ class Verify:
             bar.close()
         return found
 
-    def _say(self, directory: str, found: "_Found") -> None:
+    def _say(self, directory: str, found: "_FoundDamage") -> None:
         samples = found.corrupt
         if found.rebuilt:
             sys.stderr.write(f"{directory}: made the manifest anew: {found.rebuilt}\n")

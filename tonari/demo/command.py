@@ -17,7 +17,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from tonari.demo.data import Packed, pack_digits, pack_source
+from tonari.demo.data import PackedImages, pack_digits, pack_source
 from tonari.demo.report import (
     paired_difference,
     print_report,
@@ -137,7 +137,7 @@ def main(argv: list[str]) -> int:
 
 
 def _report(
-    options: Demo, packed: Packed, runs: Runs, swept: dict[float, Runs], seeds: list[Runs]
+    options: Demo, packed: PackedImages, runs: Runs, swept: dict[float, Runs], seeds: list[Runs]
 ) -> None:
     settings = {k: v for k, v in asdict(options).items() if k not in ("json", "output", "keep")}
     if not options.json:
@@ -171,7 +171,7 @@ def _report(
 
 
 def _write(
-    options: Demo, packed: Packed, swept: dict[float, Runs], seeds: list[Runs],
+    options: Demo, packed: PackedImages, swept: dict[float, Runs], seeds: list[Runs],
     settings: dict[str, object],
 ) -> None:  # fmt: skip
     """Write the report, once the figures are on the terminal: a disk may be full."""
@@ -199,13 +199,15 @@ def _directory(keep: Path | None) -> Iterator[Path]:
         yield Path(name)
 
 
-def _pack(options: Demo, shared: Path) -> Packed:
+def _pack(options: Demo, shared: Path) -> PackedImages:
     if options.data is None:
         return pack_digits(shared)
     return pack_source(options.data, shared, max_samples=options.samples)
 
 
-def _three_runs(options: Demo, packed: Packed, work: Path, show: Show, *, seed: int = 0) -> Runs:
+def _three_runs(
+    options: Demo, packed: PackedImages, work: Path, show: Show, *, seed: int = 0
+) -> Runs:
     """The baseline in the better of two settings, then Tonari, then Tonari that hides."""
 
     def run(kind: str, num_workers: int = 0) -> Run:
@@ -246,7 +248,7 @@ def _noter(progress: Progress, task: TaskID) -> Callable[[str], None]:
 
 
 def _settings(
-    options: Demo, packed: Packed, work: Path, *, kind: str, num_workers: int, seed: int
+    options: Demo, packed: PackedImages, work: Path, *, kind: str, num_workers: int, seed: int
 ) -> dict[str, object]:
     return {
         "kind": kind,

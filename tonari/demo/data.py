@@ -20,7 +20,7 @@ IMAGE_EXTENSIONS = ("jpg", "png", "jpeg", "webp")
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedImages:
     """A dataset in shards.
 
     Attributes:
@@ -46,7 +46,7 @@ class Packed:
     tar_bytes: int
 
 
-def pack_digits(directory: Path) -> Packed:
+def pack_digits(directory: Path) -> PackedImages:
     """Pack scikit-learn's 1,797 handwritten digits, 8 x 8 grey, as PNG."""
     from sklearn.datasets import load_digits
 
@@ -56,7 +56,7 @@ def pack_digits(directory: Path) -> Packed:
     return _pack(directory, images, digits.target.astype(np.int64), extension="png", channels=1)
 
 
-def pack_source(spec: str, directory: Path, *, max_samples: int) -> Packed:
+def pack_source(spec: str, directory: Path, *, max_samples: int) -> PackedImages:
     """Pack images and labels (``cls``) of any supported source.
 
     Args:
@@ -103,7 +103,7 @@ def _pack(
     *,
     extension: str,
     channels: int,
-) -> Packed:
+) -> PackedImages:
     order = generator(key(0, "demo split")).permutation(len(images))
     num_test = int(len(images) * TEST_FRACTION)
 
@@ -123,7 +123,7 @@ def _pack(
 
     height, width = image_shape(np.frombuffer(images[0], np.uint8))
     train, test = write("train", order[num_test:]), write("test", order[:num_test])
-    return Packed(
+    return PackedImages(
         directory,
         train,
         test,

@@ -32,7 +32,7 @@ LAST_EPOCHS = 3
 
 
 @dataclass(frozen=True)
-class Difference:
+class MeanDifference:
     """Accuracy of a run less the baseline's, paired by seed: mean of the last epochs, in points.
 
     ``low`` and ``high`` bound the mean with 95 % confidence (Student's t); None with fewer than two
@@ -65,15 +65,15 @@ def final_accuracy(run: Run) -> float:
     return sum(last) / len(last)
 
 
-def paired_difference(seeds: Sequence[Runs], kind: str) -> Difference:
+def paired_difference(seeds: Sequence[Runs], kind: str) -> MeanDifference:
     """Compare a kind of run with the baseline, seed by seed."""
     gaps = [
         100 * (final_accuracy(runs[kind]) - final_accuracy(runs["dataloader"])) for runs in seeds
     ]
     mean, reach = sum(gaps) / len(gaps), reach_of_mean(gaps)
     if reach is None:
-        return Difference(mean, None, None, len(gaps))
-    return Difference(mean, mean - reach, mean + reach, len(gaps))
+        return MeanDifference(mean, None, None, len(gaps))
+    return MeanDifference(mean, mean - reach, mean + reach, len(gaps))
 
 
 def table_rows(runs: Runs) -> list[tuple[str, list[str]]]:

@@ -59,7 +59,7 @@ class RunSettings:
 
 
 @dataclass
-class Record:
+class DemoRecord:
     """What is measured: a list an epoch each, and staging apart."""
 
     epoch_s: list[float] = field(default_factory=list)
@@ -71,13 +71,13 @@ class Record:
     staging_s: float = 0.0
 
 
-class Meter:
+class LoopMeter:
     """Sums and means over ranks, and bytes of the shared directory by epoch."""
 
     def __init__(self, job: Job, throttle: Throttle) -> None:
         self.job = job
         self.throttle = throttle
-        self.record = Record()
+        self.record = DemoRecord()
         self._bytes_before = 0
 
     def total(self, values: list[float]) -> list[float]:
@@ -107,7 +107,7 @@ class Meter:
 
 
 @dataclass
-class Training:
+class DemoTraining:
     """The model and what updates it: the same for all kinds of run."""
 
     pipeline: Pipeline
@@ -119,7 +119,7 @@ class Training:
             group["lr"] = rate
 
 
-def make_training(settings: RunSettings, job: Job) -> Training:
+def make_training(settings: RunSettings, job: Job) -> DemoTraining:
     """Build the same model from the same weights on every rank."""
     torch.manual_seed(settings.seed)
     height, _, channels = settings.image_shape
@@ -131,10 +131,12 @@ def make_training(settings: RunSettings, job: Job) -> Training:
         Classify(), schedule="1f1b", microbatches=1, batch_size=settings.batch_size,
         device=job.device,
     )  # fmt: skip
-    return Training(pipeline, torch.optim.SGD(spread.parameters(), lr=settings.lr, momentum=0.9))
+    return DemoTraining(
+        pipeline, torch.optim.SGD(spread.parameters(), lr=settings.lr, momentum=0.9)
+    )
 
 
-def train_epoch(training: Training, batches: Iterable[Batch], reports: TakesReports) -> float:
+def train_epoch(training: DemoTraining, batches: Iterable[Batch], reports: TakesReports) -> float:
     """Train an epoch; returns the seconds spent waiting for batches. Collective."""
     wait_s = 0.0
     source: Iterator[Batch] = iter(batches)
@@ -152,7 +154,7 @@ def rate_of(settings: RunSettings, epoch: int) -> float:
     return learning_rate(epoch, length=settings.epochs, lr=settings.lr)
 
 
-def run_dataloader(settings: RunSettings, job: Job, throttle: Throttle) -> Record:
+def run_dataloader(settings: RunSettings, job: Job, throttle: Throttle) -> DemoRecord:
     """Train on torch's own loader, reading the shared directory every epoch."""
     channels = settings.image_shape[2]
     extents = index_shards([Path(p) for p in settings.train_shards], extension=settings.extension)
@@ -166,7 +168,7 @@ def run_dataloader(settings: RunSettings, job: Job, throttle: Throttle) -> Recor
         seed=settings.seed,
     )
     test = list(_test_batches(settings, job))
-    training, meter = make_training(settings, job), Meter(job, throttle)
+    training, meter = make_training(settings, job), LoopMeter(job, throttle)
     for epoch in range(settings.epochs):
         training.set_rate(rate_of(settings, epoch))
         batches.sampler.set_epoch(epoch)
@@ -199,7 +201,7 @@ def _test_batches(settings: RunSettings, job: Job) -> Iterator[Batch]:
         }
 
 
-def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> Record:
+def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> DemoRecord:
     """Stage once, take the shared directory away, and train from the nodes' caches."""
     world = job.world
     policy = importance.Kakurenbo(settings.hide) if settings.kind == "tonari_hiding" else None
@@ -224,7 +226,7 @@ def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> Record:
     if world.rank == 0:
         os.rename(settings.shared, f"{settings.shared}.away")
     world.barrier(doing="take the shared directory away")
-    training, meter = make_training(settings, job), Meter(job, throttle)
+    training, meter = make_training(settings, job), LoopMeter(job, throttle)
     meter.record.staging_s = staging_s
     exchanged = 0
     epochs = loader.epochs(settings.epochs)

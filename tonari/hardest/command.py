@@ -113,7 +113,7 @@ class Hardest:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRows:
     """The hardest rows.
 
     Attributes:
@@ -186,7 +186,7 @@ def find_hardest(
     top: int,
     each: int | None = None,
     within: bool = False,
-) -> Found:
+) -> FoundRows:
     """Rank the rows that were reported.
 
     Args:
@@ -217,7 +217,7 @@ def find_hardest(
             f"{asked}: found no label in {source.name}, expected one of each sample; "
             "name its extension or column with --label"
         )
-    return Found(
+    return FoundRows(
         by,
         reported[np.concatenate([np.empty(0, np.int64), *groups])],
         [rank for group in groups for rank in range(1, len(group) + 1)],
@@ -255,14 +255,16 @@ def _ask(source: Source, sample_ids: NDArray[np.int64], label: Field | None) -> 
     )
 
 
-def _draw(options: Hardest, found: Found, table: Sequence[Row], images: Sequence[bytes]) -> bytes:
+def _draw(
+    options: Hardest, found: FoundRows, table: Sequence[Row], images: Sequence[bytes]
+) -> bytes:
     tiles = to_tiles(
         table[:MOST_PICTURES], images, by=found.by, grouped=options.per_class is not None
     )
     return to_png(draw_tiles(tiles, title=f"{_headline(options, found)}, each with its label"))
 
 
-def _headline(options: Hardest, found: Found) -> str:
+def _headline(options: Hardest, found: FoundRows) -> str:
     each = "" if options.per_class is None else f", {options.per_class} of each label"
     if options.within_classes:
         each = " within classes"
@@ -278,7 +280,7 @@ def _numbers(history: str) -> list[float | None]:
     return [loss if math.isfinite(loss) else None for loss in losses]
 
 
-def _report(options: Hardest, found: Found, table: Sequence[Row], picture: Path | None) -> None:
+def _report(options: Hardest, found: FoundRows, table: Sequence[Row], picture: Path | None) -> None:
     never = found.num_samples - found.num_reported
     written = options.out / "hardest.csv"
     if options.json:

@@ -34,7 +34,7 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ring:
+class RingTimes:
     """Messages of one kind along the same axes, in a step of a rank.
 
     Attributes:
@@ -89,7 +89,7 @@ class Terms:
 
     computation_s: float
     bubble_s: float
-    rings: tuple[Ring, ...]
+    rings: tuple[RingTimes, ...]
 
     @property
     def step_s(self) -> float:
@@ -115,7 +115,7 @@ def price(
         if isinstance(event, Message) and len(event.ranks) > 1:
             counts[event.ranks, event.kind].append(event.num_bytes)
     rings = [
-        Ring(
+        RingTimes(
             axes=axes_of(ranks, sizes), kind=kind, ranks=len(ranks), messages=len(found),
             num_bytes=sum(found), link=link_of(ranks),
         ) for (ranks, kind), found in counts.items()

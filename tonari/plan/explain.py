@@ -8,7 +8,7 @@ from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
     from tonari.oracle.explain import Explanation
-    from tonari.oracle.paradl import Ring
+    from tonari.oracle.paradl import RingTimes
 
 HEAD = ("term", "equation", "by it, s", "simulated, s")
 NOTES = (
@@ -21,7 +21,7 @@ NOTES = (
 
 
 @dataclass(frozen=True)
-class Row:
+class ExplainedRow:
     """A term of a step.
 
     Attributes:
@@ -37,7 +37,7 @@ class Row:
     simulated_s: float | None
 
 
-def explanation_rows(found: "Explanation", step_s: float) -> list[Row]:
+def explanation_rows(found: "Explanation", step_s: float) -> list[ExplainedRow]:
     """Lay a step out by its terms, the last of which is the sum.
 
     Args:
@@ -46,21 +46,21 @@ def explanation_rows(found: "Explanation", step_s: float) -> list[Row]:
     """
     terms, simulated_s = found.terms, found.simulated_s
     stage = f"the stage at coordinate {found.pp_rank} of pp, timed alone"
-    rows = [Row("computing", stage, terms.computation_s, simulated_s.get("compute"))]
+    rows = [ExplainedRow("computing", stage, terms.computation_s, simulated_s.get("compute"))]
     if found.stages > 1:
         share = f"{found.stages - 1} / {found.microbatches}"
         words = f"computing x (pp - 1) / microbatches = x {share}"
-        rows.append(Row("pipeline bubble", words, terms.bubble_s, None))
+        rows.append(ExplainedRow("pipeline bubble", words, terms.bubble_s, None))
     rows += [
-        Row(ring.name, _equation(ring), ring.seconds, simulated_s.get(ring.name, 0.0))
+        ExplainedRow(ring.name, _equation(ring), ring.seconds, simulated_s.get(ring.name, 0.0))
         for ring in terms.rings
     ]
     if "data" in simulated_s:
-        rows.append(Row("data", "left out", None, simulated_s["data"]))
-    return [*rows, Row("a step", "the sum", terms.step_s, step_s)]
+        rows.append(ExplainedRow("data", "left out", None, simulated_s["data"]))
+    return [*rows, ExplainedRow("a step", "the sum", terms.step_s, step_s)]
 
 
-def explanation_words(rows: Sequence[Row]) -> list[str]:
+def explanation_words(rows: Sequence[ExplainedRow]) -> list[str]:
     """Set a step's terms as a table, in lines."""
     lines = [
         HEAD,
@@ -78,7 +78,7 @@ def explanation_words(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _equation(ring: "Ring") -> str:
+def _equation(ring: "RingTimes") -> str:
     latency = f"{ring.messages:,} x {ring.link.latency_s * 1e6:.3g} us"
     carried = format_bytes(ring.num_bytes)
     rate = f" / {1e-9 / ring.link.byte_s:.3g} GB/s" if ring.link.byte_s else " / any rate"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tonari.oracle.plan import PlannedEpoch, StepPlan
     from tonari.oracle.search.search import Plans
     from tonari.plan.choice import Choice
-    from tonari.plan.explain import Row
+    from tonari.plan.explain import ExplainedRow
 
 TEMPLATE = Path(__file__).with_suffix(".jinja")
 Table = tuple[str, Sequence[str], list[list[str]]]
@@ -32,7 +32,7 @@ NO_WAIT = 0.02
 """Share of the time below which waiting is not worth a sentence."""
 
 
-def plan_page(choices: Sequence["Choice"], terms: Sequence["Row"], command: str) -> str:
+def plan_page(choices: Sequence["Choice"], terms: Sequence["ExplainedRow"], command: str) -> str:
     """Lay out the plan of a probe, or of several to choose among; needs the `report` extra.
 
     Args:

@@ -38,7 +38,7 @@ from shuffle.mixing import (
 from shuffle.traffic import ReplicaPlan, count_traffic, plan_replica
 from tonari.errors import CommandError
 from tonari.outputs import check_plot
-from tonari.simulate.report import NEAR, Cost, Curves, Line, Report, plot, print_report
+from tonari.simulate.report import NEAR, Cost, Curves, Report, SimulatedLine, plot, print_report
 from tonari.sizes import parse_bytes
 
 MAX_CLASSES = 10_000_000
@@ -219,14 +219,16 @@ def simulate(options: Simulate, layout: Layout, labels: Labels) -> Report:
             )  # fmt: skip
             name = f"Partial {fraction:g}" if fraction else "Local"
             curves = summarise(shown(mixings), visits, expected, look, layout)
-            lines.append(Line(name, fraction, curves, cost))
+            lines.append(SimulatedLine(name, fraction, curves, cost))
         mixings = mix_globally(
             layout, look, labels, seed=options.seed, num_epochs=options.epochs,
             batch_size=batch_size,
         )  # fmt: skip
         visits = Visits(random_visits(layout, options.epochs), np.zeros(options.epochs))
         lines.append(
-            Line("Global", None, summarise(shown(mixings), visits, expected, look, layout), None)
+            SimulatedLine(
+                "Global", None, summarise(shown(mixings), visits, expected, look, layout), None
+            )
         )
     return Report(
         num_ranks=layout.num_replicas,

@@ -57,7 +57,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Line:
+class SimulatedLine:
     """One policy.
 
     Attributes:
@@ -93,7 +93,7 @@ class Report:
     pool_rows: int
     random_distance: float
     global_storage_bytes: int
-    lines: list[Line]
+    lines: list[SimulatedLine]
 
 
 def print_report(out: Console, report: Report) -> None:

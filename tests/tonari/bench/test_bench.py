@@ -10,16 +10,16 @@ import pytest
 from tonari import cli
 from tonari.bench.loader.contenders import CONTENDERS, HEADLINE, Contender
 from tonari.bench.loader.environments import interpreter
-from tonari.bench.loader.figures import EpochFigures, Record, Settings, compare
+from tonari.bench.loader.figures import EpochFigures, LoaderRecord, LoaderSettings, compare
 from tonari.bench.loader.loader import measure_loaders
 from tonari.bench.loader.peers.harness import DeliveredBatch, label_spread, mismatched
 from tonari.bench.loader.peers.pixels import decode
 from tonari.bench.loader.report import ratios, table
-from tonari.bench.loader.sets import SETS, SetSpec, make_set, open_set
+from tonari.bench.loader.sets import SETS, SampleSet, make_set, open_set
 
 pytestmark = pytest.mark.thorough
 
-TINY = SetSpec(name="tiny", num_samples=128, sample_bytes=64, batch_size=16)
+TINY = SampleSet(name="tiny", num_samples=128, sample_bytes=64, batch_size=16)
 
 FAKE_PEER = '''
 """A loader in order, which {what}."""
@@ -51,13 +51,13 @@ DAMAGES = {
 }
 
 
-def settings(tmp_path: Path, contenders: list[Contender], **changes: object) -> Settings:
+def settings(tmp_path: Path, contenders: list[Contender], **changes: object) -> LoaderSettings:
     plain: dict[str, object] = {
         "sets": [TINY], "contenders": contenders, "ranks": (1,), "workers": (0,),
         "temperatures": ("warm",), "repeats": 2, "time_limit_s": 60.0, "directory": tmp_path,
         "environments": tmp_path / "environments", "round_s": 0.0, "timeout_s": 30.0, "keep": True,
     }  # fmt: skip
-    return Settings(**{**plain, **changes})  # type: ignore[arg-type]
+    return LoaderSettings(**{**plain, **changes})  # type: ignore[arg-type]
 
 
 def fake(tmp_path: Path, what: str) -> Contender:
@@ -94,8 +94,10 @@ def figures(rate: float, *, lost: int = 0) -> EpochFigures:
     )  # fmt: skip
 
 
-def record(name: str, kind: str, rates: list[float], *, workers: int = 0, lost: int = 0) -> Record:
-    return Record(
+def record(
+    name: str, kind: str, rates: list[float], *, workers: int = 0, lost: int = 0
+) -> LoaderRecord:
+    return LoaderRecord(
         set_name="3k", contender=name, kind=kind, ranks=1, workers=workers, temperature="warm",
         epochs=[figures(rate, lost=lost) for rate in rates],
     )  # fmt: skip

@@ -16,7 +16,7 @@ from tonari import cli
 from tonari.bench.errors import BenchError
 from tonari.bench.exchange.exchange import SETS, Case, lines
 from tonari.bench.exchange.report import goals, rows, table, write_csv
-from tonari.bench.exchange.task import Epoch, Step, Task
+from tonari.bench.exchange.task import Epoch, ExchangeTask, Step
 from tonari.bench.exchange.ways import Gets, OneByOne
 
 
@@ -108,11 +108,11 @@ def test_gets_one_by_one_bring_the_rows_that_partial_brings(num_ranks: int) -> N
 
 
 def test_a_task_comes_back_from_its_text() -> None:
-    task = Task(
+    task = ExchangeTask(
         rows_per_rank=64, row_bytes=10, batch_size=32, exchanges=(0.0, 0.1), get=0.1,
         shared_bytes_per_s=1e6, steps=("sleep",), step_s=0.001, repeats=1, cache="/a", shared="/b",
     )  # fmt: skip
-    assert Task.from_json(task.to_json()) == task
+    assert ExchangeTask.from_json(task.to_json()) == task
 
 
 def test_a_job_that_fails_or_falls_silent_is_an_error_with_its_last_words(tmp_path: Path) -> None:

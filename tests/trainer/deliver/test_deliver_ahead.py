@@ -14,7 +14,7 @@ from tests.cases import diagonal
 from tests.memory_source import FIELDS, MemorySource
 from tests.trainer.deliver.test_deliver_faults import open_replica
 from tests.trainer.mesh.meshes import score
-from tonari.trainer.deliver.relay import BATCH, END, Outlet, Route
+from tonari.trainer.deliver.relay import BATCH, END, Outlet, RelayRoute
 from tonari.trainer.deliver.ring import NUM_SLOTS
 from tonari.trainer.deliver.scores import ScoreReceiver
 from tonari.trainer.mesh.place import feed_of, place_of
@@ -213,7 +213,7 @@ def test_of_announced_batches_only_those_of_the_slots_before_are_waited_for(monk
             place_of(0, (3, 1, 1, 1, 1), schedule="1f1b", virtual=1), last_stage_reads=False
         )
         outlet = Outlet(
-            Route(world=world, place=place, inputs=(), targets=(), first_tag=0, guard=True,
+            RelayRoute(world=world, place=place, inputs=(), targets=(), first_tag=0, guard=True,
                   shared=True)
         )  # fmt: skip
         for number in range(1, 2 * NUM_SLOTS):

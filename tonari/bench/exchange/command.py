@@ -12,7 +12,7 @@ from typing import Literal
 from tonari.bench.exchange.exchange import (
     SETS,
     Case,
-    Settings,
+    ExchangeSettings,
     measure_bandwidth,
     measure_exchange,
 )
@@ -104,9 +104,9 @@ def bench_exchange(options: Exchange) -> int:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def settings_of(options: Exchange, directory: Path) -> Settings:
+def settings_of(options: Exchange, directory: Path) -> ExchangeSettings:
     """Turn flags into settings; all files go below a directory."""
-    return Settings(
+    return ExchangeSettings(
         sets=[SETS[name].scaled(options.scale) for name in options.sets],
         ranks=options.ranks,
         exchanges=options.exchanges,
@@ -121,7 +121,7 @@ def settings_of(options: Exchange, directory: Path) -> Settings:
     )
 
 
-def run(options: Exchange, settings: Settings) -> int:
+def run(options: Exchange, settings: ExchangeSettings) -> int:
     """Measure, and write what was asked for."""
     cases: list[Case] = []
     bandwidth: Sequence[Mapping[str, object]] = []
@@ -143,7 +143,7 @@ def run(options: Exchange, settings: Settings) -> int:
 
 
 def _write(
-    options: Exchange, settings: Settings, cases: Sequence[Case],
+    options: Exchange, settings: ExchangeSettings, cases: Sequence[Case],
     bandwidth: Sequence[Mapping[str, object]],
 ) -> None:  # fmt: skip
     document = to_json(settings, cases, bandwidth)

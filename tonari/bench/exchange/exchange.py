@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tonari.bench.errors import BenchError
-from tonari.bench.exchange.task import Epoch, Step, Task
+from tonari.bench.exchange.task import Epoch, ExchangeTask, Step
 from tonari.bench.loader.launch import LAUNCHER_PREFIXES, ROOT, end, last_words, mpiexec
 from tonari.bench.notify import Notify
 
@@ -28,7 +28,7 @@ Launch = Callable[[int], Sequence[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetSpec:
+class ExchangeSet:
     """Samples that a rank trains in an epoch.
 
     Attributes:
@@ -47,7 +47,7 @@ class SetSpec:
     def num_steps(self) -> int:
         return self.rows_per_rank // self.batch_size
 
-    def scaled(self, scale: float) -> "SetSpec":
+    def scaled(self, scale: float) -> "ExchangeSet":
         """Take a part of the steps, one at least."""
         steps = max(round(self.num_steps * scale), 1)
         return replace(self, rows_per_rank=steps * self.batch_size)
@@ -56,9 +56,9 @@ class SetSpec:
 SETS = {
     spec.name: spec
     for spec in (
-        SetSpec(name="100k", rows_per_rank=3200, row_bytes=100 << 10),
-        SetSpec(name="100k-20", rows_per_rank=640, row_bytes=100 << 10),
-        SetSpec(name="3k", rows_per_rank=3200, row_bytes=3 << 10),
+        ExchangeSet(name="100k", rows_per_rank=3200, row_bytes=100 << 10),
+        ExchangeSet(name="100k-20", rows_per_rank=640, row_bytes=100 << 10),
+        ExchangeSet(name="3k", rows_per_rank=3200, row_bytes=3 << 10),
     )
 }
 
@@ -69,7 +69,7 @@ def mpiexec_ranks(num_ranks: int) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ExchangeSettings:
     """What is measured.
 
     Attributes:
@@ -87,7 +87,7 @@ class Settings:
         launch: Makes the command that starts ranks.
     """
 
-    sets: Sequence[SetSpec]
+    sets: Sequence[ExchangeSet]
     ranks: Sequence[int]
     exchanges: tuple[float, ...]
     get: float
@@ -105,13 +105,13 @@ class Settings:
 class Case:
     """What was measured of one set on some ranks; complete when its job has ended."""
 
-    spec: SetSpec
+    spec: ExchangeSet
     ranks: int
     step: Mapping[str, object] = field(default_factory=dict)
     epochs: list[Epoch] = field(default_factory=list)
 
 
-def measure_exchange(settings: Settings, notify: Notify) -> Iterator[Case]:
+def measure_exchange(settings: ExchangeSettings, notify: Notify) -> Iterator[Case]:
     """Measure one case after the other. Each is yielded before its first epoch, and filled then.
 
     Raises:
@@ -124,12 +124,12 @@ def measure_exchange(settings: Settings, notify: Notify) -> Iterator[Case]:
             _run(case, settings, notify)
 
 
-def _run(case: Case, settings: Settings, notify: Notify) -> None:
+def _run(case: Case, settings: ExchangeSettings, notify: Notify) -> None:
     spec = case.spec
     name = f"{spec.name}-{case.ranks}"
     shared = settings.shared / name
     shared.mkdir(parents=True, exist_ok=True)
-    task = Task(
+    task = ExchangeTask(
         rows_per_rank=spec.rows_per_rank,
         row_bytes=spec.row_bytes,
         batch_size=spec.batch_size,
@@ -207,7 +207,7 @@ def lines(command: Sequence[str], log: Path, timeout_s: float) -> Iterator[Mappi
         )
 
 
-def measure_bandwidth(settings: Settings, notify: Notify) -> list[Mapping[str, object]]:
+def measure_bandwidth(settings: ExchangeSettings, notify: Notify) -> list[Mapping[str, object]]:
     """Measure rows to rows against a bare ring on two ranks, where that benchmark is there."""
     if importlib.util.find_spec(BANDWIDTH) is None:
         return []

@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 from dataio import World, discover_world
 from dataio.plan.policies import Local
 from shuffle import Partial
-from tonari.bench.exchange.task import Epoch, Step, Task
-from tonari.bench.exchange.ways import Loaded, OneByOne, Reread, Way
+from tonari.bench.exchange.task import Epoch, ExchangeTask, Step
+from tonari.bench.exchange.ways import ExchangeWay, Loaded, OneByOne, Reread
 
 PRODUCT_SIDE = 256
 CALIBRATION_S = 0.5
 
-Ways = dict[tuple[str, float], Way]
+Ways = dict[tuple[str, float], ExchangeWay]
 
 
 def main() -> None:
     """Measure; rank 0 writes a line of JSON an epoch."""
-    task = Task.from_json(Path(sys.argv[1]).read_text())
+    task = ExchangeTask.from_json(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
     world = discover_world(timeout_s=task.timeout_s)
     products = calibrate(task, world)
@@ -53,7 +53,7 @@ def main() -> None:
     world.close()
 
 
-def open_ways(task: Task, world: World) -> Ways:
+def open_ways(task: ExchangeTask, world: World) -> Ways:
     """Stage what each way needs. Collective."""
     ways: Ways = {("local", 0.0): Loaded(task, world, Local(), "local")}
     for fraction in task.exchanges:
@@ -67,7 +67,7 @@ def open_ways(task: Task, world: World) -> Ways:
 
 
 def measure(
-    name: tuple[str, float], way: Way, act: Callable[[], None], world: World, step: Step,
+    name: tuple[str, float], way: ExchangeWay, act: Callable[[], None], world: World, step: Step,
     repeat: int,
 ) -> Epoch:  # fmt: skip
     """Train one epoch. Collective."""
@@ -107,7 +107,7 @@ def measure(
     )
 
 
-def calibrate(task: Task, world: World) -> int:
+def calibrate(task: ExchangeTask, world: World) -> int:
     """Count the matrix products that fill a step while all ranks multiply; the same on all."""
     multiply(10)
     world.barrier(doing="calibrate the step")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tonari.bench.exchange.exchange import SETS, Case, Settings
+from tonari.bench.exchange.exchange import SETS, Case, ExchangeSettings
 from tonari.bench.exchange.task import Epoch, Step
 from tonari.bench.loader.report import Json, spread
 from tonari.report.machine import describe_machine
@@ -89,7 +89,7 @@ def goals(found: Sequence[Json]) -> list[Json]:
 
 
 def to_json(
-    settings: Settings, cases: Sequence[Case], bandwidth: Sequence[Mapping[str, object]]
+    settings: ExchangeSettings, cases: Sequence[Case], bandwidth: Sequence[Mapping[str, object]]
 ) -> Json:
     """Put everything into one document."""
     found = [row for case in cases for row in rows(case)]

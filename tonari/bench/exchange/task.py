@@ -10,7 +10,7 @@ Step = Literal["sleep", "product"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class ExchangeTask:
     """One job: every way of getting samples, on the same ranks, an epoch each.
 
     Attributes:

@@ -25,7 +25,7 @@ from dataio.world import Request
 from shuffle.plan import leaving_slots
 from shuffle.policies import Partial
 from shuffle.schedule import plan_legs
-from tonari.bench.exchange.task import Task
+from tonari.bench.exchange.task import ExchangeTask
 from tonari.bench.generated import Generated
 
 NO_FIGURES: Mapping[str, float] = {
@@ -34,7 +34,7 @@ NO_FIGURES: Mapping[str, float] = {
 }  # fmt: skip
 
 
-class Way(Protocol):
+class ExchangeWay(Protocol):
     """Delivers one rank's epochs."""
 
     def epoch(self) -> Iterator[NDArray[np.int64]]:
@@ -55,7 +55,7 @@ class Way(Protocol):
 class Loaded:
     """Our loader, with any shuffle. Construction is collective; the first epoch begins."""
 
-    def __init__(self, task: Task, world: World, shuffle: Shuffle, name: str) -> None:
+    def __init__(self, task: ExchangeTask, world: World, shuffle: Shuffle, name: str) -> None:
         num_samples = task.rows_per_rank * world.world_size
         fields: dict[str, Field] = {"x": Array("x", (task.row_bytes,), "uint8"), "y": Int("label")}
         self._loader = Loader(
@@ -223,7 +223,7 @@ class Reread:
     Construction is collective: rank 0 writes the file.
     """
 
-    def __init__(self, task: Task, world: World) -> None:
+    def __init__(self, task: ExchangeTask, world: World) -> None:
         self._task, self._world = task, world
         self._path = Path(task.shared) / "samples.bin"
         self._throttle = Throttle(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tonari.bench.importance.questions import QUESTIONS, Settings
+from tonari.bench.importance.questions import QUESTIONS, QuestionSettings
 from tonari.bench.notify import notify_on_stderr
 from tonari.outputs import check_output
 from tonari.report.machine import describe_machine
@@ -62,7 +62,7 @@ class BenchImportance:
 def bench_importance(options: BenchImportance) -> int:
     """Run the command."""
     check_output("--json-file", options.json_file)
-    settings = Settings(
+    settings = QuestionSettings(
         rows=options.rows,
         pools=options.pools,
         repeats=options.repeats,

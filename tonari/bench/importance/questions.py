@@ -46,7 +46,7 @@ Figures = dict[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class QuestionSettings:
     """What is measured.
 
     Attributes:
@@ -84,7 +84,7 @@ def make_scores(num_rows: int, columns: tuple[ScoreColumn, ...]) -> Scores:
     return scores
 
 
-def measure_selection(settings: Settings) -> Iterator[Figures]:
+def measure_selection(settings: QuestionSettings) -> Iterator[Figures]:
     """Time every policy's selection over the rows of one rank; that of Auto where it decides."""
     given = {"auto": {"begins": EPOCH, "second_guess": 1.0}}
     made = {name: make_policy(name, **given.get(name, {})) for name in policies()}
@@ -114,7 +114,7 @@ def measure_selection(settings: Settings) -> Iterator[Figures]:
         }
 
 
-def measure_threshold(settings: Settings) -> Figures:
+def measure_threshold(settings: QuestionSettings) -> Figures:
     """Compare what pools choose together with what sorting all their scores gives."""
     num_rows, stream = settings.rows, key(0, "importance", epoch=EPOCH)
     scores = make_scores(num_rows, ("loss",))
@@ -161,7 +161,7 @@ def measure_threshold(settings: Settings) -> Figures:
 Step = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
 
-def make_step(settings: Settings) -> tuple[Step, Callable[[], None]]:
+def make_step(settings: QuestionSettings) -> tuple[Step, Callable[[], None]]:
     """Make a step that lasts as long and gives logits and losses; and a wait for its end."""
     device = torch.device(settings.device)
     generator = torch.Generator().manual_seed(0)
@@ -195,7 +195,7 @@ def make_step(settings: Settings) -> tuple[Step, Callable[[], None]]:
     return busy, lambda: torch.cuda.synchronize(device)
 
 
-def measure_feedback(settings: Settings) -> Figures:
+def measure_feedback(settings: QuestionSettings) -> Figures:
     """Compare epochs that report with epochs under `Full` that do not."""
     repeats = 3 * settings.repeats  # short epochs: what else the machine does hits few of them
     step, wait = make_step(settings)
@@ -232,7 +232,7 @@ def measure_feedback(settings: Settings) -> Figures:
     }
 
 
-def _open(settings: Settings, policy: Importance, directory: Path) -> Loader:
+def _open(settings: QuestionSettings, policy: Importance, directory: Path) -> Loader:
     return Loader(
         Generated("3KiB", settings.steps * BATCH, 3 << 10),
         batch_size=BATCH,
@@ -269,7 +269,7 @@ def _spread(name: str, values: list[float]) -> Figures:
     return {name: statistics.median(values), f"{name}_p10": p10, f"{name}_p90": p90}
 
 
-QUESTIONS: dict[str, Callable[[Settings], Iterator[Figures]]] = {
+QUESTIONS: dict[str, Callable[[QuestionSettings], Iterator[Figures]]] = {
     "selection": measure_selection,
     "threshold": lambda settings: iter([measure_threshold(settings)]),
     "feedback": lambda settings: iter([measure_feedback(settings)]),

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tonari.bench.loader.contenders import Contender
-from tonari.bench.loader.sets import SetSpec
+from tonari.bench.loader.sets import SampleSet
 
 Temperature = Literal["warm", "cold"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class LoaderSettings:
     """What is measured.
 
     Attributes:
@@ -33,7 +33,7 @@ class Settings:
         timeout_s: Longest wait for a contender's answer.
     """
 
-    sets: Sequence[SetSpec]
+    sets: Sequence[SampleSet]
     contenders: Sequence[Contender]
     ranks: Sequence[int]
     workers: Sequence[int]
@@ -101,7 +101,7 @@ class EpochFigures:
 
 
 @dataclass(kw_only=True)
-class Record:
+class LoaderRecord:
     """One contender in one case.
 
     Attributes:

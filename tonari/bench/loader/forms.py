@@ -9,11 +9,11 @@ from pathlib import Path
 from tonari.bench.errors import BenchError
 from tonari.bench.loader.contenders import Contender
 from tonari.bench.loader.environments import interpreter, versions
-from tonari.bench.loader.figures import Settings
+from tonari.bench.loader.figures import LoaderSettings
 from tonari.bench.loader.launch import prepare
-from tonari.bench.loader.peers.harness import Task
+from tonari.bench.loader.peers.harness import PeerTask
 from tonari.bench.loader.peers.shards import write_tars
-from tonari.bench.loader.sets import SetSpec, make_set, open_set
+from tonari.bench.loader.sets import SampleSet, make_set, open_set
 from tonari.bench.notify import Notify
 
 
@@ -25,11 +25,11 @@ class Form:
     python: Path
     directory: Path
     source: Path
-    spec: SetSpec
+    spec: SampleSet
 
 
 def make_forms(
-    settings: Settings, spec: SetSpec, deadline: float, notify: Notify
+    settings: LoaderSettings, spec: SampleSet, deadline: float, notify: Notify
 ) -> tuple[dict[str, Form], dict[str, str]]:
     """Let every contender make its form of a set.
 
@@ -57,7 +57,7 @@ def make_forms(
     return prepared, problems
 
 
-def _prepare(settings: Settings, contender: Contender, python: Path, spec: SetSpec) -> Form:
+def _prepare(settings: LoaderSettings, contender: Contender, python: Path, spec: SampleSet) -> Form:
     own = spec.doubled() if contender.nodes > 1 else spec
     source = settings.directory / f"{own.name}-set"
     make_set(own, source)
@@ -72,7 +72,7 @@ def _prepare(settings: Settings, contender: Contender, python: Path, spec: SetSp
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     if contender.kind == "ours":
         _make_tars(source)
-    task = Task(source=str(source), prepared=str(directory), batch_size=own.batch_size)
+    task = PeerTask(source=str(source), prepared=str(directory), batch_size=own.batch_size)
     prepare(contender, python, task, timeout_s=settings.timeout_s)
     stamp.write_text(made_of)
     return form

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tonari.bench.errors import BenchError
 from tonari.bench.loader.contenders import Contender
-from tonari.bench.loader.peers.harness import Task
+from tonari.bench.loader.peers.harness import PeerTask
 
 PACKAGE = __name__.partition(".")[0]
 ROOT = Path(__file__).parents[__name__.count(".")]
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[__name__.count(".")]
 LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_", "SLURM_", "TONARI_RANKS_PER_NODE")
 
 
-def prepare(contender: Contender, python: Path, task: Task, *, timeout_s: float) -> None:
+def prepare(contender: Contender, python: Path, task: PeerTask, *, timeout_s: float) -> None:
     """Let a contender turn the set into its own form. Blocks.
 
     Raises:
@@ -49,7 +49,7 @@ def prepare(contender: Contender, python: Path, task: Task, *, timeout_s: float)
 
 
 def commands(
-    contender: Contender, python: Path, task: Task, num_ranks: int
+    contender: Contender, python: Path, task: PeerTask, num_ranks: int
 ) -> list[tuple[list[str], dict[str, str]]]:
     """Make the command lines, with their variables, that start a contender's ranks.
 

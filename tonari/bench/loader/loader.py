@@ -17,16 +17,16 @@ from pathlib import Path
 
 from tonari.bench.errors import BenchError
 from tonari.bench.loader.environments import versions
-from tonari.bench.loader.figures import Record, Settings, Temperature
+from tonari.bench.loader.figures import LoaderRecord, LoaderSettings, Temperature
 from tonari.bench.loader.forms import Form, make_forms, own_directory
-from tonari.bench.loader.peers.harness import Task
+from tonari.bench.loader.peers.harness import PeerTask
 from tonari.bench.loader.processes import disk_bytes, evict, resident_fraction
 from tonari.bench.loader.session import ContenderSession
-from tonari.bench.loader.sets import SetSpec
+from tonari.bench.loader.sets import SampleSet
 from tonari.bench.notify import Notify
 
 
-def measure_loaders(settings: Settings, notify: Notify) -> Iterator[Record]:
+def measure_loaders(settings: LoaderSettings, notify: Notify) -> Iterator[LoaderRecord]:
     """Measure, set by set and case by case.
 
     Args:
@@ -54,22 +54,22 @@ def measure_loaders(settings: Settings, notify: Notify) -> Iterator[Record]:
 
 
 def _measure_case(
-    settings: Settings,
-    spec: SetSpec,
+    settings: LoaderSettings,
+    spec: SampleSet,
     prepared: dict[str, Form],
     problems: dict[str, str],
     ranks: int,
     temperature: Temperature,
     deadline: float,
     notify: Notify,
-) -> list[Record]:
-    records: list[Record] = []
-    running: list[tuple[Record, Form]] = []
+) -> list[LoaderRecord]:
+    records: list[LoaderRecord] = []
+    running: list[tuple[LoaderRecord, Form]] = []
     for contender in settings.contenders:
         for workers in settings.workers:
             if not contender.suits(kind=spec.kind, ranks=ranks, workers=workers):
                 continue
-            record = Record(
+            record = LoaderRecord(
                 set_name=spec.name, contender=contender.name, kind=contender.kind, ranks=ranks,
                 workers=workers, temperature=temperature,
                 versions=versions(contender, settings.environments),
@@ -89,10 +89,13 @@ def _measure_case(
 
 
 def _measure_warm(
-    settings: Settings, running: list[tuple[Record, Form]], deadline: float, notify: Notify
+    settings: LoaderSettings,
+    running: list[tuple[LoaderRecord, Form]],
+    deadline: float,
+    notify: Notify,
 ) -> None:
     with contextlib.ExitStack() as open_sessions:
-        sessions: list[tuple[Record, ContenderSession]] = []
+        sessions: list[tuple[LoaderRecord, ContenderSession]] = []
         for record, form in running:
             notify(f"first epoch of {record.contender}, {record.workers} workers")
             session = _session(settings, record, form)
@@ -113,7 +116,10 @@ def _measure_warm(
 
 
 def _measure_cold(
-    settings: Settings, running: list[tuple[Record, Form]], deadline: float, notify: Notify
+    settings: LoaderSettings,
+    running: list[tuple[LoaderRecord, Form]],
+    deadline: float,
+    notify: Notify,
 ) -> None:
     for repeat in range(settings.repeats):
         if time.monotonic() > deadline:
@@ -133,8 +139,8 @@ def _measure_cold(
                     record.epochs.append(session.epoch())
 
 
-def _session(settings: Settings, record: Record, form: Form) -> ContenderSession:
-    task = Task(
+def _session(settings: LoaderSettings, record: LoaderRecord, form: Form) -> ContenderSession:
+    task = PeerTask(
         source=str(form.source),
         prepared=str(own_directory(form, record.workers)),
         batch_size=form.spec.batch_size,
@@ -144,7 +150,7 @@ def _session(settings: Settings, record: Record, form: Form) -> ContenderSession
 
 
 @contextlib.contextmanager
-def _noting(record: Record, notify: Notify) -> Iterator[None]:
+def _noting(record: LoaderRecord, notify: Notify) -> Iterator[None]:
     """Write a contender's failure into its record; the others continue."""
     try:
         yield

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tonari.bench.loader.contenders import HEADLINE
-from tonari.bench.loader.figures import Record, Settings
+from tonari.bench.loader.figures import LoaderRecord, LoaderSettings
 from tonari.report.machine import describe_machine
 
 Json = dict[str, object]
@@ -24,32 +24,32 @@ def spread(values: Sequence[float]) -> Json | None:
     return {"median": middle, "p10": low, "p90": high, "values": list(values)}
 
 
-def rates(record: Record) -> list[float]:
+def rates(record: LoaderRecord) -> list[float]:
     """Samples/s of every repeat."""
     return [figures.samples_per_s for figures in record.epochs]
 
 
-def rate(record: Record) -> float:
+def rate(record: LoaderRecord) -> float:
     """Median samples/s."""
     return statistics.median(rates(record))
 
 
-def has_figures(record: Record) -> bool:
+def has_figures(record: LoaderRecord) -> bool:
     return bool(record.epochs) and not record.problem
 
 
-def median_ratio(above: Record, below: Record) -> float:
+def median_ratio(above: LoaderRecord, below: LoaderRecord) -> float:
     """Median of the ratios within each round."""
     pairs = zip(rates(above), rates(below), strict=False)
     return statistics.median(one / other for one, other in pairs)
 
 
-def best(records: Iterable[Record]) -> Record | None:
+def best(records: Iterable[LoaderRecord]) -> LoaderRecord | None:
     """Find the fastest that is exact: to lose samples is not a way to be fast."""
     return max((r for r in records if has_figures(r) and r.is_exact), key=rate, default=None)
 
 
-def ratios(records: Sequence[Record]) -> Json:
+def ratios(records: Sequence[LoaderRecord]) -> Json:
     """Compare ours with the limit and the best peer of one case.
 
     Returns:
@@ -65,7 +65,7 @@ def ratios(records: Sequence[Record]) -> Json:
     limit = best(same) or best(r for r in limits if r.contender == "limit-gather")
     peer = best(r for r in records if r.kind == "peer")
 
-    def against(other: Record | None) -> float | None:
+    def against(other: LoaderRecord | None) -> float | None:
         return median_ratio(ours, other) if ours is not None and other is not None else None
 
     return {
@@ -77,20 +77,20 @@ def ratios(records: Sequence[Record]) -> Json:
     }
 
 
-def _who(record: Record | None) -> Json | None:
+def _who(record: LoaderRecord | None) -> Json | None:
     return None if record is None else {"contender": record.contender, "workers": record.workers}
 
 
-def cases(records: Sequence[Record]) -> dict[tuple[str, int, str], list[Record]]:
+def cases(records: Sequence[LoaderRecord]) -> dict[tuple[str, int, str], list[LoaderRecord]]:
     """Group records that were measured together, in their order."""
-    found: dict[tuple[str, int, str], list[Record]] = {}
+    found: dict[tuple[str, int, str], list[LoaderRecord]] = {}
     for record in records:
         key = (record.set_name, record.ranks, record.temperature)
         found.setdefault(key, []).append(record)
     return found
 
 
-def to_json(settings: Settings, records: Sequence[Record]) -> Json:
+def to_json(settings: LoaderSettings, records: Sequence[LoaderRecord]) -> Json:
     """Put everything into one document.
 
     ``sets`` holds, by set, the specification and the ratios of the case that is asked for first:
@@ -127,7 +127,7 @@ def to_json(settings: Settings, records: Sequence[Record]) -> Json:
     }
 
 
-def row(record: Record) -> Json:
+def row(record: LoaderRecord) -> Json:
     """One record in figures; every unit is in the key."""
     looked_at = [*([record.first] if record.first else []), *record.epochs]
 
@@ -163,7 +163,7 @@ def row(record: Record) -> Json:
     }
 
 
-def _first_batch_s(record: Record) -> float | None:
+def _first_batch_s(record: LoaderRecord) -> float | None:
     # Warm: only the first epoch begins with a loader just opened. Cold: every one does.
     opened = [record.first] if record.first else record.epochs
     return statistics.median(figures.first_batch_s for figures in opened) if opened else None
@@ -194,7 +194,7 @@ COLUMNS = [
 ]
 
 
-def write_csv(records: Sequence[Record], path: Path) -> None:
+def write_csv(records: Sequence[LoaderRecord], path: Path) -> None:
     """Write a line a record."""
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
@@ -206,7 +206,7 @@ def write_csv(records: Sequence[Record], path: Path) -> None:
             writer.writerow({**figures, **flat, "p90": taken.get("p90")})
 
 
-def table(records: Sequence[Record]) -> str:
+def table(records: Sequence[LoaderRecord]) -> str:
     """Write a table a case, the fastest first, and what ours is beside limit and best peer."""
     lines: list[str] = []
     for (name, ranks, temperature), found in cases(records).items():
@@ -221,7 +221,7 @@ def table(records: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
-def _line(record: Record) -> str:
+def _line(record: LoaderRecord) -> str:
     begin = f"  {record.contender:18}{record.workers:>2}"
     if not has_figures(record):
         return f"{begin}  {record.problem or 'no time was left'}"
@@ -255,7 +255,7 @@ def _verdict(found: Json) -> str:
     return f"{who}: {against('limit')}; {against('best_peer')}"
 
 
-def plot(records: Sequence[Record], path: Path) -> None:
+def plot(records: Sequence[LoaderRecord], path: Path) -> None:
     """Draw the medians of every case as bars, with p10 and p90."""
     from matplotlib.figure import Figure
 

@@ -19,7 +19,7 @@ from tonari.bench.errors import BenchError
 from tonari.bench.loader.contenders import Contender
 from tonari.bench.loader.figures import EpochFigures, compare
 from tonari.bench.loader.launch import commands, end, free_port, last_words
-from tonari.bench.loader.peers.harness import Task
+from tonari.bench.loader.peers.harness import PeerTask
 from tonari.bench.loader.processes import cpu_s, pss_bytes
 
 LOOK_S = 0.2
@@ -41,7 +41,7 @@ class ContenderSession:
     """
 
     def __init__(
-        self, contender: Contender, python: Path, task: Task, *, timeout_s: float = 600.0
+        self, contender: Contender, python: Path, task: PeerTask, *, timeout_s: float = 600.0
     ) -> None:
         self.contender = contender
         self._timeout_s = timeout_s

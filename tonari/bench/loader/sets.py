@@ -31,7 +31,7 @@ DIVISIBLE_BY = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetSpec:
+class SampleSet:
     """What a set holds.
 
     Attributes:
@@ -68,14 +68,14 @@ class SetSpec:
         side = IMAGE_SIDE if self.photo is None else CROP
         return (side, side, 3) if self.is_jpeg else (self.sample_bytes,)
 
-    def scaled(self, scale: float) -> "SetSpec":
+    def scaled(self, scale: float) -> "SampleSet":
         """Shrink the number of samples; a batch is never more than an eighth of them."""
         wanted = round(self.num_samples * scale / DIVISIBLE_BY) * DIVISIBLE_BY
         num_samples = max(wanted, DIVISIBLE_BY)
         batch_size = min(self.batch_size, num_samples // 8)
         return replace(self, num_samples=num_samples, batch_size=batch_size)
 
-    def doubled(self) -> "SetSpec":
+    def doubled(self) -> "SampleSet":
         """Twice the samples, for two nodes that hold as many each as one holds alone."""
         return replace(self, name=f"{self.name}-double", num_samples=2 * self.num_samples)
 
@@ -83,15 +83,17 @@ class SetSpec:
 SETS = {
     spec.name: spec
     for spec in (
-        SetSpec(name="1k", num_samples=200_000, sample_bytes=1 << 10),
-        SetSpec(name="3k", num_samples=50_048, sample_bytes=3 << 10),
-        SetSpec(name="jpeg", num_samples=20_032, sample_bytes=0),
-        SetSpec(
+        SampleSet(name="1k", num_samples=200_000, sample_bytes=1 << 10),
+        SampleSet(name="3k", num_samples=50_048, sample_bytes=3 << 10),
+        SampleSet(name="jpeg", num_samples=20_032, sample_bytes=0),
+        SampleSet(
             name="imagenet", num_samples=2048, sample_bytes=0, photo=(500, 400), batch_size=128
         ),
-        SetSpec(name="photos", num_samples=128, sample_bytes=0, photo=(3000, 2000), batch_size=16),
-        SetSpec(name="48k", num_samples=20_032, sample_bytes=48 << 10),
-        SetSpec(name="8m", num_samples=64, sample_bytes=8 << 20, batch_size=4),
+        SampleSet(
+            name="photos", num_samples=128, sample_bytes=0, photo=(3000, 2000), batch_size=16
+        ),
+        SampleSet(name="48k", num_samples=20_032, sample_bytes=48 << 10),
+        SampleSet(name="8m", num_samples=64, sample_bytes=8 << 20, batch_size=4),
     )
 }
 
@@ -107,7 +109,7 @@ class PackedSet:
         labels: int64[num_samples]: Rise with the id, as in a folder of class folders.
     """
 
-    spec: SetSpec
+    spec: SampleSet
     payload: NDArray[np.uint8]
     offsets: NDArray[np.int64]
     labels: NDArray[np.int64]
@@ -126,7 +128,7 @@ def make_labels(num_samples: int) -> NDArray[np.int64]:
     return np.arange(num_samples, dtype=np.int64) * NUM_CLASSES // num_samples
 
 
-def make_set(spec: SetSpec, directory: Path) -> None:
+def make_set(spec: SampleSet, directory: Path) -> None:
     """Write a set, unless the same is there. It appears whole or not at all."""
     stamp = directory / "set.json"
     if stamp.exists() and open_set(directory).spec == spec:
@@ -153,7 +155,7 @@ def open_set(directory: Path) -> PackedSet:
     """Map a set."""
     described = json.loads((directory / "set.json").read_text())
     photo = described.pop("photo")
-    spec = SetSpec(**described, photo=tuple(photo) if photo else None)
+    spec = SampleSet(**described, photo=tuple(photo) if photo else None)
     return PackedSet(
         spec,
         np.memmap(directory / "payload.bin", np.uint8, "r"),
@@ -162,7 +164,7 @@ def open_set(directory: Path) -> PackedSet:
     )
 
 
-def _blocks(spec: SetSpec) -> Iterator[bytes | memoryview]:
+def _blocks(spec: SampleSet) -> Iterator[bytes | memoryview]:
     rng = np.random.default_rng(spec.seed)
     per_block = max(BLOCK_BYTES // spec.sample_bytes, 1)
     for first in range(0, spec.num_samples, per_block):
@@ -173,7 +175,7 @@ def _blocks(spec: SetSpec) -> Iterator[bytes | memoryview]:
         yield rows.data.cast("B")
 
 
-def _images(spec: SetSpec) -> Iterator[bytes | memoryview]:
+def _images(spec: SampleSet) -> Iterator[bytes | memoryview]:
     """Images with detail at every scale, as photographs have: 15 to 25 KB each."""
     import simplejpeg
 
@@ -188,7 +190,7 @@ def _images(spec: SetSpec) -> Iterator[bytes | memoryview]:
         yield simplejpeg.encode_jpeg(pixels, quality=JPEG_QUALITY, colorsubsampling="420")
 
 
-def _photos(spec: SetSpec) -> Iterator[bytes | memoryview]:
+def _photos(spec: SampleSet) -> Iterator[bytes | memoryview]:
     """Photos with much detail, whose sides differ by 15 % either way."""
     import simplejpeg
 

@@ -27,7 +27,7 @@ from dataio.world import World
 from tonari.trainer.deliver.evaluation import ReplicaEvaluation
 from tonari.trainer.deliver.losses import MeanLoss
 from tonari.trainer.deliver.reader_pair import meet
-from tonari.trainer.deliver.relay import END, HEADER_TAG, NUM_TAGS, SCORE_TAG, STATE, Route
+from tonari.trainer.deliver.relay import END, HEADER_TAG, NUM_TAGS, SCORE_TAG, STATE, RelayRoute
 from tonari.trainer.deliver.scores import Awaited, ScoreReceiver, Scores, ScoreSender
 from tonari.trainer.deliver.stream import Stream
 from tonari.trainer.mesh.place import Place, Targets, feed_of, last_stage_reads
@@ -318,7 +318,7 @@ class ReplicaLoader:
     def _open_stream(self, targets: Collection[str]) -> Stream:
         first_tag = self._tag + NUM_TAGS * self._num_streams
         self._num_streams += 1
-        route = Route(
+        route = RelayRoute(
             world=self._world, place=self._feed, inputs=self._inputs, targets=targets,
             first_tag=first_tag, guard=self._guard, shared=self._shared,
         )  # fmt: skip

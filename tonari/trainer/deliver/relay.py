@@ -48,7 +48,7 @@ def stages_wanted(place: Place, rank: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Route:
+class RelayRoute:
     """What both ends of a stream must agree on.
 
     Attributes:
@@ -73,7 +73,7 @@ class Route:
 class Outlet:
     """The reader's end: hands batches on."""
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: RelayRoute) -> None:
         world, place, shared = route.world, route.place, route.shared
         self._world, self._tag, self._guard = world, route.first_tag, route.guard
         self._inputs, self._targets = route.inputs, route.targets
@@ -225,7 +225,7 @@ class Inlet:
         step: Of the last batch.
     """
 
-    def __init__(self, route: Route, *, pinned: bool) -> None:
+    def __init__(self, route: RelayRoute, *, pinned: bool) -> None:
         self.number = self.step = 0
         world, place = route.world, route.place
         self._world, self._place, self._tag = world, place, route.first_tag

@@ -16,7 +16,7 @@ from tonari.trainer.deliver.relay import (
     STAGES,
     Inlet,
     Outlet,
-    Route,
+    RelayRoute,
     hash_of,
     stages_wanted,
 )
@@ -51,7 +51,7 @@ class Stream:
         delivery: Takes batches to this rank's device.
     """
 
-    def __init__(self, route: Route, delivery: DeviceDelivery) -> None:
+    def __init__(self, route: RelayRoute, delivery: DeviceDelivery) -> None:
         self._route, self._delivery = route, delivery
         place = route.place
         owned = dict(zip(STAGES, (route.inputs, route.targets), strict=True))

@@ -54,7 +54,7 @@ class Lanes:
 
 
 @dataclass(eq=False)
-class Stored:
+class KeptTensor:
     """The bytes of one storage: on the device, in the host's memory, or on their way."""
 
     here: Tensor | None
@@ -73,10 +73,10 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class View:
+class KeptView:
     """A tensor that autograd keeps, as it lay in its storage."""
 
-    stored: Stored
+    stored: KeptTensor
     dtype: torch.dtype
     offset: int
     size: tuple[int, ...]
@@ -94,10 +94,10 @@ class Wrapped:
     stride: tuple[int, ...]
 
 
-class Owner(Protocol):
+class KeptOwner(Protocol):
     """Who has the visits of all blocks; see `tonari.trainer.mesh.swap.Swap`."""
 
-    def note(self, stored: Stored) -> None: ...
+    def note(self, stored: KeptTensor) -> None: ...
 
     def begin_return(self, visit: "Visit") -> bool: ...
 
@@ -108,11 +108,11 @@ class Owner(Protocol):
 class Visit:
     """One forward pass over a block, and what autograd keeps of it."""
 
-    swap: Owner
+    swap: KeptOwner
     lanes: Lanes
     staying: set[int]
     least_bytes: int
-    stored: dict[tuple[int, int], Stored] = field(default_factory=dict)
+    stored: dict[tuple[int, int], KeptTensor] = field(default_factory=dict)
     mark: Any = None
     """Of the end of its copies: to the host, and later from it."""
     arriving: list[Tensor | None] = field(default_factory=list)
@@ -147,9 +147,9 @@ class Visit:
             if key not in self.stored:
                 here = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
                 host = self.lanes.copy_out(here)
-                self.stored[key] = Stored(here, host, tensor.detach(), version_of(tensor))
+                self.stored[key] = KeptTensor(here, host, tensor.detach(), version_of(tensor))
                 self.swap.note(self.stored[key])
-        return View(
+        return KeptView(
             self.stored[key], tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape),
             tensor.stride(),
         )  # fmt: skip
@@ -158,7 +158,7 @@ class Visit:
         """Give back what autograd kept, in memory that goes as autograd leaves it."""
         if isinstance(packed, Wrapped):
             inner = {
-                name: self.unpack(each) if isinstance(each, Wrapped | View) else each
+                name: self.unpack(each) if isinstance(each, Wrapped | KeptView) else each
                 for name, each in packed.inner.items()
             }
             wrapped: Tensor = packed.kind.__tensor_unflatten__(  # type: ignore[attr-defined]
@@ -167,7 +167,7 @@ class Visit:
             return wrapped
         if isinstance(packed, Tensor):
             return packed
-        assert isinstance(packed, View)
+        assert isinstance(packed, KeptView)
         self.bring_back()
         self.swap.wait_for_coming(self)
         if packed.stored.has_changed:

@@ -70,7 +70,7 @@ class Judge(Protocol):
     def outcome(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-class Part(Protocol):
+class StagePart(Protocol):
     """What a pipeline asks of a stage's module beside being called."""
 
     def input_shape(self, batch_size: int) -> Tensor | tuple[Tensor, ...]: ...
@@ -405,8 +405,8 @@ class Pipeline:
                 number,
                 self.place.sizes[0] * len(self.parts),
                 self.device,
-                input_args=cast(Part, part).input_shape(num_rows),
-                output_args=cast(Part, part).output_shape(num_rows),
+                input_args=cast(StagePart, part).input_shape(num_rows),
+                output_args=cast(StagePart, part).output_shape(num_rows),
                 group=self.mesh["pp"].get_group(),
                 randomness=self._randomness,
                 same=self._same,

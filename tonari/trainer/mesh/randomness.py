@@ -27,7 +27,7 @@ BY_USE = 0x8CB92BA72F3D8DD7
 """An odd constant that spreads the uses of a block over all seeds."""
 
 
-class Part(Protocol):
+class RandomPart(Protocol):
     """What is asked of a stage's module."""
 
     @property

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 
-from tonari.trainer.mesh.kept import Lanes, Stored, Visit
+from tonari.trainer.mesh.kept import KeptTensor, Lanes, Visit
 from tonari.trainer.mesh.recompute import counting_saved, saved_bytes
 from tonari.trainer.private.dispatch import is_traceable_wrapper_subclass
 from tonari.trainer.private.storages import storage_id
@@ -67,7 +67,7 @@ class Swap:
     ) -> None:
         self.num_blocks, self._least_bytes = num_blocks, least_bytes
         self._lanes = Lanes(device)
-        self._stored: WeakSet[Stored] = WeakSet()
+        self._stored: WeakSet[KeptTensor] = WeakSet()
         # Of the last forward passes, those whose copies may be under way
         self._leaving: deque[Visit] = deque()
         # Of the backward pass, that which nothing has waited for
@@ -127,7 +127,7 @@ class Swap:
             _on_backward(result, last.bring_back)
         return result
 
-    def note(self, stored: Stored) -> None:
+    def note(self, stored: KeptTensor) -> None:
         """Count what a visit keeps, as long as it is there."""
         self._stored.add(stored)
 

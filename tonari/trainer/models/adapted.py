@@ -32,9 +32,9 @@ from tonari.trainer.models.trace import (
     Handed,
     Inputs,
     Key,
+    ModelTrace,
     OutputError,
     Shape,
-    Trace,
     call,
     check_passes,
     counts,
@@ -99,7 +99,7 @@ class Adapted(StagedModel):
         self._output, self._divides = output, dict(divides or {})
         self._plan = styles_of(module, tp_plan or {})
         self.prepare: Callable[[Inputs, torch.dtype], Inputs] | None = None
-        self._trace: Trace | None = None
+        self._trace: ModelTrace | None = None
         self._is_checked = False
         self._input_shapes: tuple[Shape, ...] = ()
         self._example: Callable[[int], Inputs] | None = None
@@ -255,7 +255,7 @@ class Adapted(StagedModel):
         return gone
 
     def _names_here(
-        self, found: Trace, blocks: range, *, first: bool, last: bool
+        self, found: ModelTrace, blocks: range, *, first: bool, last: bool
     ) -> frozenset[str]:
         phases = {*blocks, *([STEM] if first else []), *([self.num_blocks] if last else [])}
         here = {
@@ -264,7 +264,7 @@ class Adapted(StagedModel):
         first_names = aliases_of(self.wrapped)
         return frozenset(here | {name for name, before in first_names.items() if before in here})
 
-    def traced(self) -> Trace:
+    def traced(self) -> ModelTrace:
         """Follow the module's forward pass, once, while it is whole.
 
         Raises:
@@ -292,7 +292,7 @@ class Adapted(StagedModel):
             self._is_checked = True
         return found
 
-    def _traced(self) -> Trace:
+    def _traced(self) -> ModelTrace:
         assert self._example is not None, "the callers have asked"
         if self._trace is None:
             given = {rows: self._example_of(rows) for rows in NUM_ROWS}
@@ -622,7 +622,7 @@ class _Following(TorchFunctionMode):
         handed: What is put in its place or kept.
     """
 
-    def __init__(self, model: Adapted, found: Trace, handed: Iterable[Handed]) -> None:
+    def __init__(self, model: Adapted, found: ModelTrace, handed: Iterable[Handed]) -> None:
         super().__init__()
         self._model = model
         # In training, and in evaluation.

@@ -95,7 +95,7 @@ def deferred(build: Callable[[], Model], *, seed: int, draws: bool = True) -> Mo
             time, and the ``recording`` makes others.
     """
     try:
-        operations = _Operations(draws=draws)
+        operations = _DeferredOperations(draws=draws)
         with _new_objects_only():
             with _Reads(operations), operations:
                 model = seeded(build, seed=seed)
@@ -130,7 +130,7 @@ def _new_objects_only() -> Iterator[None]:
             gc.unfreeze()
 
 
-def _finish(model: StagedModel, known: "_Operations") -> None:
+def _finish(model: StagedModel, known: "_DeferredOperations") -> None:
     """Give a model its recording; tensors of modules that are no weights become real.
 
     Raises:
@@ -165,7 +165,7 @@ def _finish(model: StagedModel, known: "_Operations") -> None:
 class _Reads(TorchFunctionMode):
     """Gives the true values to those that read them without an operation."""
 
-    def __init__(self, operations: "_Operations") -> None:
+    def __init__(self, operations: "_DeferredOperations") -> None:
         super().__init__()
         self._operations = operations
 
@@ -182,7 +182,7 @@ class _Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _DeferredOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Does on ``meta`` what is done to tensors of the CPU, and writes it down."""
 
     def __init__(self, *, draws: bool) -> None:

@@ -48,9 +48,9 @@ class GPT(DocumentModel):
         depth: int = 6,
         heads: int = 6,
     ) -> None:
-        stem = _Embedding(vocabulary, sequence_length, width)
+        stem = _GPTEmbedding(vocabulary, sequence_length, width)
         blocks = make_blocks(depth, width, heads=heads, causal=True)
-        super().__init__(stem=stem, blocks=blocks, head=_Head(width, vocabulary))
+        super().__init__(stem=stem, blocks=blocks, head=_GPTHead(width, vocabulary))
         self.vocabulary, self.sequence_length = vocabulary, sequence_length
         self.width, self.heads, self.head_width = width, heads, width // heads
         init_weights(self, depth=depth)
@@ -96,11 +96,11 @@ class GPT(DocumentModel):
         for module in self.modules():
             if isinstance(module, Attention):
                 module.cp = mesh
-            elif isinstance(module, _Embedding):
+            elif isinstance(module, _GPTEmbedding):
                 module.part = mesh.get_local_rank()
 
 
-class _Embedding(nn.Module):
+class _GPTEmbedding(nn.Module):
     def __init__(self, vocabulary: int, sequence_length: int, width: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
@@ -115,7 +115,7 @@ class _Embedding(nn.Module):
         return cast(Tensor, self.tokens(tokens) + self.positions(positions))
 
 
-class _Head(nn.Module):
+class _GPTHead(nn.Module):
     def __init__(self, width: int, vocabulary: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)

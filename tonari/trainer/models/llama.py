@@ -80,11 +80,11 @@ class Llama(DocumentModel):
             )
         sizes = (width, heads, kv_heads, head_width)
         blocks: list[nn.Module] = [
-            _Block(*sizes, inner_width=inner_width, rope=rope, norm_eps=norm_eps)
+            _LlamaBlock(*sizes, inner_width=inner_width, rope=rope, norm_eps=norm_eps)
             for _ in range(depth)
         ]
-        head = _Head(width, vocabulary, norm_eps)
-        stem = _Embedding(vocabulary, width)
+        head = _LlamaHead(width, vocabulary, norm_eps)
+        stem = _LlamaEmbedding(vocabulary, width)
         super().__init__(stem=stem, blocks=blocks, head=head)
         self.vocabulary, self.sequence_length, self.width = vocabulary, sequence_length, width
         self.heads, self.kv_heads, self.head_width = heads, kv_heads, head_width
@@ -207,7 +207,7 @@ class _Network(nn.Module):
         return cast(Tensor, self.down(F.silu(self.gate(hidden)) * self.up(hidden)))
 
 
-class _Block(nn.Module):
+class _LlamaBlock(nn.Module):
     def __init__(
         self, width: int, heads: int, kv_heads: int, head_width: int, *, inner_width: int,
         rope: Rope, norm_eps: float,
@@ -226,7 +226,7 @@ class _Block(nn.Module):
         return cast(Tensor, hidden + self.network(self.network_norm(hidden)))
 
 
-class _Embedding(nn.Module):
+class _LlamaEmbedding(nn.Module):
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
@@ -236,7 +236,7 @@ class _Embedding(nn.Module):
         return cast(Tensor, self.tokens(tokens))
 
 
-class _Head(nn.Module):
+class _LlamaHead(nn.Module):
     def __init__(self, width: int, vocabulary: int, norm_eps: float) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(width, eps=norm_eps)

@@ -30,7 +30,7 @@ class Moment:
 
 
 @dataclass
-class Memory:
+class TracedMemory:
     """What is known of the memory of tensors.
 
     Attributes:
@@ -58,7 +58,7 @@ class Provenance(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, now: Moment) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = now
-        self._known: dict[int, Memory] = {}
+        self._known: dict[int, TracedMemory] = {}
 
     def root(self, values: Iterable[Tensor]) -> None:
         """Begin with tensors that only some stages have."""
@@ -70,12 +70,12 @@ class Provenance(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for value in values:
             self.memory(value).of_rows = True
 
-    def memory(self, value: Tensor) -> Memory:
+    def memory(self, value: Tensor) -> TracedMemory:
         """Find what is known of a tensor's memory."""
         storage = value.untyped_storage()
         now = self.now
         return self._known.setdefault(
-            storage_id(storage), Memory(storage, Moment(now.phase, now.block, now.call))
+            storage_id(storage), TracedMemory(storage, Moment(now.phase, now.block, now.call))
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

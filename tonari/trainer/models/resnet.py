@@ -44,7 +44,7 @@ class ResNet(StagedModel):
         stem = nn.Sequential(_conv(in_channels, 16), _norm(norm, 16), nn.ReLU())
         widths = [width for width in (16, 32, 64) for _ in range((depth - 2) // 6)]
         blocks: list[nn.Module] = [
-            _Block(a, b, norm) for a, b in zip([16, *widths], widths, strict=False)
+            _ResidualBlock(a, b, norm) for a, b in zip([16, *widths], widths, strict=False)
         ]
         super().__init__(stem=Images(stem), blocks=blocks, head=PooledHead(64, num_classes))
         self.widths, self.norm, self.num_classes = [16, *widths], norm, num_classes
@@ -98,7 +98,7 @@ class PooledHead(nn.Module):
         return cast(Tensor, self.linear(features.mean(dim=(2, 3))))
 
 
-class _Block(nn.Module):
+class _ResidualBlock(nn.Module):
     def __init__(self, in_channels: int, width: int, norm: Norm) -> None:
         super().__init__()
         stride = 1 if in_channels == width else 2

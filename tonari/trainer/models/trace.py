@@ -143,7 +143,7 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class Trace:
+class ModelTrace:
     """How a module's forward pass goes through its blocks.
 
     Attributes:
@@ -180,7 +180,7 @@ class Trace:
     changes_inputs: bool
     goes_back: bool
 
-    def __deepcopy__(self, memo: dict[int, object]) -> "Trace":
+    def __deepcopy__(self, memo: dict[int, object]) -> "ModelTrace":
         """Stay one: nothing changes it."""
         return self
 
@@ -268,7 +268,7 @@ def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None
 def trace(
     module: nn.Module, blocks: Sequence[nn.Module], example: Mapping[int, Inputs],
     output: Any = pick_logits,
-) -> Trace:  # fmt: skip
+) -> ModelTrace:  # fmt: skip
     """Follow forward passes of copies without data; changes nothing.
 
     Args:
@@ -302,7 +302,7 @@ def trace(
             handed.append(Handed(key, made, used, its, gradient, key))
         else:
             refusals.append(Refusal(made, used, _unlike(type(module).__name__)))
-    return Trace(
+    return ModelTrace(
         phases={name: frozenset(found) for name, found in three.phases.items()},
         changed=three.changed,
         before=tuple(map(shape, two.taken, three.taken)),
@@ -322,8 +322,8 @@ def trace(
 
 
 def check_passes(
-    module: nn.Module, blocks: Sequence[nn.Module], inputs: Inputs, output: Any, found: Trace
-) -> Trace:
+    module: nn.Module, blocks: Sequence[nn.Module], inputs: Inputs, output: Any, found: ModelTrace
+) -> ModelTrace:
     """Follow a second pass of a module, and an evaluation, which may do other things than a first.
 
     Args:

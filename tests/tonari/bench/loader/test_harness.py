@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tonari.bench.loader.peers.harness import Task
+from tonari.bench.loader.peers.harness import PeerTask
 
 
 def test_ranks_together_get_every_sample_once_in_another_order_each_epoch():
@@ -11,7 +11,7 @@ def test_ranks_together_get_every_sample_once_in_another_order_each_epoch():
         batches = [
             batch
             for rank in range(3)
-            for batch in Task(
+            for batch in PeerTask(
                 source="", prepared="", batch_size=4, world_size=3, rank=rank
             ).batches_of_ids(epoch, 32)
         ]

@@ -8,16 +8,16 @@ from msgspec.structs import replace
 
 from tonari.bench.storage.results.results import (
     EndToEnd,
-    Link,
+    MeasuredLink,
     Operation,
     Phase,
     Repeat,
     Results,
     Scaling,
-    Way,
+    TrainingWay,
 )  # fmt: skip
 from tonari.bench.storage.site.counters import Moved
-from tonari.bench.storage.site.evidence import Verdict
+from tonari.bench.storage.site.evidence import CacheVerdict
 from tonari.bench.storage.site.layouts import Component, StripeLayout
 from tonari.bench.storage.site.site import Mount, Site
 
@@ -92,7 +92,11 @@ def _repeat(rng, wanted, clients, rate, noise):
     verdicts = {node: _verdict(wanted, node, rng) for node in NODES[: min(clients, 4)]}
     states = {one.state for one in verdicts.values()}
     listed = ", ".join(f"{node} {one.state}" for node, one in verdicts.items())
-    whole = verdicts["node0"] if len(states) == 1 else Verdict("unknown", f"nodes differ: {listed}")
+    whole = (
+        verdicts["node0"]
+        if len(states) == 1
+        else CacheVerdict("unknown", f"nodes differ: {listed}")
+    )
     moved = Moved(client_read_bytes=int(asked.sum()) if wanted == "cold" else 0)
     return Repeat(
         seconds=seconds, bytes_of_client=asked.tolist(),
@@ -103,16 +107,19 @@ def _repeat(rng, wanted, clients, rate, noise):
 
 def _verdict(wanted, node, rng):
     if wanted == "cold":
-        return Verdict(
+        return CacheVerdict(
             "cold",
             "nothing was in the page cache before; lustre client: "
             f"{rng.uniform(99.5, 101):.1f}% of what was asked for was "
             "fetched; another node wrote the files; the server's cache cannot be seen",
         )
     if node == "node3":
-        return Verdict("unknown", "62.0% of the files was in the page cache before; lustre client: "
-                       "38.4% of what was asked for was fetched")  # fmt: skip
-    return Verdict("warm", "100.0% of the files was in the page cache before")
+        return CacheVerdict(
+            "unknown",
+            "62.0% of the files was in the page cache before; lustre client: "
+            "38.4% of what was asked for was fetched",
+        )
+    return CacheVerdict("warm", "100.0% of the files was in the page cache before")
 
 
 def _shape():
@@ -176,7 +183,7 @@ def _links(rng, noise):
             slow = 0.6 if "node3" in (first, second) else 1.0
             rates = (1.18e9 * slow * np.exp(noise * rng.standard_normal(5))).tolist()
             found.append(
-                Link(
+                MeasuredLink(
                     nodes=(first, second), bytes_per_s=float(np.median(rates)),
                     round_trip_s=float(rng.uniform(1.6e-5, 2.4e-5)), repeats=rates,
                 )
@@ -190,7 +197,7 @@ def _end_to_end(rng, noise, epochs=10, samples=51200):
         took[0] = first_s or took[0]
         trained = int(samples * share)
         local = None if name in ("null", "dataloader") else int(epochs * trained * 98e3)
-        return Way(
+        return TrainingWay(
             name=name, staging_s=staging_s, epoch_s=took.tolist(),
             samples_of_epoch=[trained] * epochs,
             utilisation_fraction=min(20.2 * share / float(np.median(took[1:])), 1.0),

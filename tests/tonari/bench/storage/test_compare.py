@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tests.tonari.bench.storage.fabricated import make_results
 from tonari.bench.storage.results.compare import compare, figures_of
 from tonari.bench.storage.results.noise import significant, worse_by_chance
-from tonari.bench.storage.site.evidence import Verdict
+from tonari.bench.storage.site.evidence import CacheVerdict
 from tonari.report.student import tail_of_t
 
 SEEDS = range(200)
@@ -138,7 +138,9 @@ def test_latencies_over_all_repeats_are_shown_and_not_judged():
 
 def warmed(run, phase=0):
     """A run in which a phase that was cold was warm."""
-    warm = [replace(one, verdict=Verdict("warm", "it was")) for one in run.phases[phase].repeats]
+    warm = [
+        replace(one, verdict=CacheVerdict("warm", "it was")) for one in run.phases[phase].repeats
+    ]
     phases = [*run.phases]
     phases[phase] = replace(phases[phase], repeats=warm)
     return replace(run, phases=phases)

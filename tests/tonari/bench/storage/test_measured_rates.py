@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from tonari.bench.storage.results.results import Link, Phase, Repeat, Results
+from tonari.bench.storage.results.results import MeasuredLink, Phase, Repeat, Results
 from tonari.bench.storage.site.counters import Moved
-from tonari.bench.storage.site.evidence import Verdict
+from tonari.bench.storage.site.evidence import CacheVerdict
 from tonari.bench.storage.site.site import Mount, Site
 from tonari.bench.storage.training.predict import Workload
 from tonari.bench.storage.training.rates import at_readers, choose_rates
@@ -24,7 +24,7 @@ def phase(pattern, rates, *, clients=1, threads=1, tier="shared", wanted="cold",
     repeats = [
         Repeat(
             seconds=2.0, bytes_of_client=[round(2 * rate)], seconds_of_client=[2.0],
-            verdict=Verdict("cold", ""), verdict_of_node={}, moved=Moved(),
+            verdict=CacheVerdict("cold", ""), verdict_of_node={}, moved=Moved(),
         )
         for rate in rates
     ]  # fmt: skip
@@ -76,8 +76,8 @@ def test_cold_warm_and_local_phases_are_kept_apart():
             phase("random_record", [6.0], tier="local"),
             phase("checkpoint_burst", [8.0], tier="local"),
             links=[
-                Link(nodes=("a", "b"), bytes_per_s=9.0, round_trip_s=1.0, repeats=[9.0]),
-                Link(nodes=("a", "c"), bytes_per_s=5.0, round_trip_s=1.0, repeats=[5.0]),
+                MeasuredLink(nodes=("a", "b"), bytes_per_s=9.0, round_trip_s=1.0, repeats=[9.0]),
+                MeasuredLink(nodes=("a", "c"), bytes_per_s=5.0, round_trip_s=1.0, repeats=[5.0]),
             ],
         )
     )  # fmt: skip

@@ -13,11 +13,11 @@ from tonari.bench.storage.patterns.measure import dataset_files
 from tonari.bench.storage.patterns.patterns import (
     READS,
     CheckpointBurst,
-    Dataset,
+    FilePart,
     MetadataStorm,
-    Part,
+    PatternFiles,
 )
-from tonari.bench.storage.patterns.threads import Deadline, Task, run_tasks
+from tonari.bench.storage.patterns.threads import Deadline, ReadTask, run_tasks
 
 KIB = 1 << 10
 
@@ -35,7 +35,7 @@ def files(tmp_path):
 
 def part(client=0, clients=1, threads=1, direct=False):
     rng = np.random.default_rng(3)
-    return Part(client=client, clients=clients, threads=threads, direct=direct, rng=rng)
+    return FilePart(client=client, clients=clients, threads=threads, direct=direct, rng=rng)
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_threads_begin_together_and_each_is_timed_from_there():
         order.append(name)
         yield
 
-    tasks = [Task(calls=Calls(0), work=partial(work, name=name)) for name in "ab"]
+    tasks = [ReadTask(calls=Calls(0), work=partial(work, name=name)) for name in "ab"]
     timed = run_tasks(tasks, until=Deadline(60))
     assert sorted(order) == ["a", "b"]
     assert len(timed.seconds_of_thread) == 2
@@ -201,7 +201,7 @@ def test_a_dataset_of_shards_is_read_forwards_in_the_loader_s_requests(files, re
         (tmp_path / f"train-{number}.tar").write_bytes(bytes(9 << 20))
     listed = dataset_files([str(tmp_path / "train-{0..4}.tar")])
     assert [path.name for path in listed] == [f"train-{number}.tar" for number in range(5)]
-    pattern = Dataset(listed, 1 << 30)
+    pattern = PatternFiles(listed, 1 << 30)
     for client in (0, 1):
         pattern.run(files, part(client, 2), until=Deadline(60), least_s=0)
     assert sorted({(offset, length) for _, offset, length in read}) == [
@@ -223,7 +223,7 @@ def test_a_dataset_of_files_is_read_whole_up_to_the_size(files, read, tmp_path):
         "cat/2.jpg",
         "dog/1.jpg",
     ]
-    Dataset(listed, 1500).run(files, part(), until=Deadline(60), least_s=0)
+    PatternFiles(listed, 1500).run(files, part(), until=Deadline(60), least_s=0)
     assert sum(length * count for (_, _, length), count in read.items()) == 2000
 
 

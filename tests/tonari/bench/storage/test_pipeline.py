@@ -16,7 +16,7 @@ from dataio.world import run_threads, thread_worlds
 from tonari.bench.errors import BenchError
 from tonari.bench.storage.results.results import Phase, Repeat, Results
 from tonari.bench.storage.site.counters import Moved
-from tonari.bench.storage.site.evidence import Verdict
+from tonari.bench.storage.site.evidence import CacheVerdict
 from tonari.bench.storage.site.site import describe_site
 from tonari.bench.storage.training.own_set import PREFIX, own_directory
 from tonari.bench.storage.training.pipeline import MEMORY, PipelineOptions, run_ways
@@ -231,7 +231,7 @@ def read_phase(directory: Path, pattern: str, request_bytes: int) -> Phase:
         repeats.append(
             Repeat(
                 seconds=took_s, bytes_of_client=[num_bytes], seconds_of_client=[took_s],
-                verdict=Verdict("cold", ""), verdict_of_node={}, moved=Moved(),
+                verdict=CacheVerdict("cold", ""), verdict_of_node={}, moved=Moved(),
             )
         )  # fmt: skip
     path.unlink()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tonari.bench.storage.patterns.files import OwnFiles, footprint
-from tonari.bench.storage.patterns.patterns import READS, MetadataStorm, Part, Pattern
-from tonari.bench.storage.patterns.threads import Deadline, Timed
+from tonari.bench.storage.patterns.patterns import READS, FilePart, MetadataStorm, Pattern
+from tonari.bench.storage.patterns.threads import Deadline, TimedReads
 from tonari.bench.storage.results.timing import summarise
 
 slow = pytest.importorskip("tests.slowfs")
@@ -32,9 +32,9 @@ def mounted(
         yield OwnFiles(root, rank=0, theirs=0, footprint=spread), directory.counts
 
 
-def run(pattern: Pattern, files: OwnFiles, threads: int) -> Timed:
+def run(pattern: Pattern, files: OwnFiles, threads: int) -> TimedReads:
     rng = np.random.default_rng(0)
-    part = Part(client=0, clients=1, threads=threads, direct=False, rng=rng)
+    part = FilePart(client=0, clients=1, threads=threads, direct=False, rng=rng)
     return pattern.run(files, part, until=Deadline(60), least_s=0)
 
 

@@ -17,7 +17,7 @@ from tonari.bench.storage.report.report import (
     write_html,
     write_png,
 )
-from tonari.bench.storage.site.evidence import Verdict
+from tonari.bench.storage.site.evidence import CacheVerdict
 from tonari.report.pictures import DARK, LIGHT
 
 KEYS = [
@@ -141,7 +141,7 @@ def test_a_phase_that_was_not_as_wanted_raises_the_alarm():
     assert strip(cold, NODES).cells == [["cold"] * 2, [], [], []]
     assert strip(cold, NODES).is_as_wanted
     for state in ("warm", "unknown"):
-        verdict = Verdict(state, "planted")
+        verdict = CacheVerdict(state, "planted")
         repeats = [replace(cold.repeats[0], verdict_of_node={"node0": verdict}), cold.repeats[1]]
         phase = replace(cold, repeats=repeats if state == "warm" else repeats[:1])
         assert not strip(phase, NODES).is_as_wanted

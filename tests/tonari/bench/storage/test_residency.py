@@ -12,7 +12,7 @@ import pytest
 
 from tonari.bench.errors import BenchError
 from tonari.bench.storage.site import kernel
-from tonari.bench.storage.site.evidence import Verdict, Watch, evict, judge, resident_bytes
+from tonari.bench.storage.site.evidence import CacheVerdict, Watch, evict, judge, resident_bytes
 from tonari.bench.storage.site.kernel import cachestat_pages, mincore_pages
 from tonari.bench.storage.site.site import Site, describe_site
 
@@ -75,7 +75,7 @@ def read(path: Path) -> int:
     return len(path.read_bytes())
 
 
-def verdict_of(path: Path, site: Site, *, cold: bool) -> Verdict:
+def verdict_of(path: Path, site: Site, *, cold: bool) -> CacheVerdict:
     with Watch([path], site, cold=cold) as watch:
         asked = read(path)
     return judge(watch.evidence(asked), site)

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from tonari.bench.storage.results.results import Phase, Repeat
 from tonari.bench.storage.results.scaling import fit, jain, knee, scale
 from tonari.bench.storage.site.counters import Moved
-from tonari.bench.storage.site.evidence import Verdict
+from tonari.bench.storage.site.evidence import CacheVerdict
 
-COLD = Verdict("cold", "so it was")
+COLD = CacheVerdict("cold", "so it was")
 
 
 def phase(clients: int, threads: int, bytes_of_client: list[int], seconds: float = 1.0) -> Phase:

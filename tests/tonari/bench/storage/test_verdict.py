@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from tonari.bench.storage.site.counters import Moved
 from tonari.bench.storage.site.evidence import (
+    CacheVerdict,
     Evidence,
     Residency,
-    Verdict,
     judge,
     judge_nodes,
     merge,
@@ -209,7 +209,7 @@ def test_what_one_rank_cannot_see_its_node_cannot_see():
 
 
 def test_a_phase_is_cold_or_warm_only_where_all_nodes_are():
-    cold, warm = Verdict("cold", "so"), Verdict("warm", "so")
+    cold, warm = CacheVerdict("cold", "so"), CacheVerdict("warm", "so")
     assert judge_nodes({"node0": cold, "node1": cold}).state == "cold"
     mixed = judge_nodes({"node0": cold, "node1": warm})
-    assert mixed == Verdict("unknown", "nodes differ: node0 cold, node1 warm")
+    assert mixed == CacheVerdict("unknown", "nodes differ: node0 cold, node1 warm")

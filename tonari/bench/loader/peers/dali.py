@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali import fn, pipeline_def, types
 
-from tonari.bench.loader.peers.harness import DeliveredBatch, Feed, Task, copy_set, run
+from tonari.bench.loader.peers.harness import DeliveredBatch, PeerFeed, PeerTask, copy_set, run
 from tonari.bench.loader.sets import CROP
 
 Fed = tuple[list[NDArray[np.uint8]], list[NDArray[np.int64]]]
@@ -28,7 +28,7 @@ def recipe(take: Callable[[], Fed]) -> Any:
     return fn.flip(pixels, horizontal=fn.random.coin_flip(probability=0.5)), ids
 
 
-def open_feed(task: Task) -> Feed:
+def open_feed(task: PeerTask) -> PeerFeed:
     """Make a pipeline that takes a batch of the shuffled photos at a time."""
     packed = task.open_copy()
     batches: Iterator[NDArray[np.int64]] = iter(())
@@ -55,7 +55,7 @@ def open_feed(task: Task) -> Feed:
         take, batch_size=task.batch_size, num_threads=max(task.workers, 1), device_id=None,
         prefetch_queue_depth=2, seed=task.seed,
     )  # fmt: skip
-    return Feed(epoch)
+    return PeerFeed(epoch)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,14 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from tonari.bench.loader.peers.harness import (
     DeliveredBatch,
-    Feed,
     NamedSample,
-    Task,
+    PeerFeed,
+    PeerTask,
     named_batches,
     run,
 )
 from tonari.bench.loader.peers.pixels import decode_one
-from tonari.bench.loader.sets import SetSpec
+from tonari.bench.loader.sets import SampleSet
 
 HEAD = "<qq"
 
@@ -25,7 +25,7 @@ HEAD = "<qq"
 class Parse:
     """Converts a record into a sample; a class, because it is sent to workers."""
 
-    def __init__(self, spec: SetSpec) -> None:
+    def __init__(self, spec: SampleSet) -> None:
         self.spec = spec
 
     def __call__(self, record: bytes) -> NamedSample:
@@ -36,7 +36,7 @@ class Parse:
         return {"id": sample_id, "label": label, "payload": payload}
 
 
-def prepare(task: Task) -> None:
+def prepare(task: PeerTask) -> None:
     """Write one file with a record a group, as is advised for random access."""
     packed = task.open_source()
     Path(task.prepared).mkdir(parents=True)
@@ -47,7 +47,7 @@ def prepare(task: Task) -> None:
     writer.close()
 
 
-def open_feed(task: Task) -> Feed:
+def open_feed(task: PeerTask) -> PeerFeed:
     """Make the pipeline."""
     spec = task.open_source().spec
     source = grain.sources.ArrayRecordDataSource(f"{task.prepared}/train.array_record")
@@ -60,7 +60,7 @@ def open_feed(task: Task) -> Feed:
             batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=task.workers))
         return named_batches(batches)
 
-    return Feed(epoch)
+    return PeerFeed(epoch)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from tonari.bench.loader.sets import (
     CORNER,
     NUM_CLASSES,
     PackedSet,
-    SetSpec,
+    SampleSet,
     corner_brightness,
     open_set,
 )
@@ -32,7 +32,7 @@ PHOTO_TOLERANCE = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class PeerTask:
     """What one rank of a loader is to do.
 
     Attributes:
@@ -122,7 +122,7 @@ class Prepare(Protocol):
     Returns the bytes read; None means all of the set, once.
     """
 
-    def __call__(self, task: Task, /) -> int | None: ...
+    def __call__(self, task: PeerTask, /) -> int | None: ...
 
 
 def nothing(epoch: int) -> None:
@@ -130,7 +130,7 @@ def nothing(epoch: int) -> None:
 
 
 @dataclass(frozen=True)
-class Feed:
+class PeerFeed:
     """A loader that is open.
 
     Attributes:
@@ -144,12 +144,12 @@ class Feed:
     rank: int | None = None
 
 
-def read_task() -> Task:
+def read_task() -> PeerTask:
     """Read the task from the command line."""
-    return Task(**json.loads(sys.argv[1]))
+    return PeerTask(**json.loads(sys.argv[1]))
 
 
-def run(prepare: Prepare, open_feed: Callable[[Task], Feed]) -> None:
+def run(prepare: Prepare, open_feed: Callable[[PeerTask], PeerFeed]) -> None:
     """Do the task: prepare, or serve epochs until the driver closes the connection."""
     task = read_task()
     if task.socket:
@@ -166,12 +166,12 @@ def run(prepare: Prepare, open_feed: Callable[[Task], Feed]) -> None:
     partial.replace(f"{task.prepared}.json")
 
 
-def copy_set(task: Task) -> None:
+def copy_set(task: PeerTask) -> None:
     """Copy the set, for loaders whose own form is the neutral one."""
     shutil.copytree(task.source, task.prepared)
 
 
-def _serve(task: Task, open_feed: Callable[[Task], Feed]) -> None:
+def _serve(task: PeerTask, open_feed: Callable[[PeerTask], PeerFeed]) -> None:
     started = time.perf_counter()
     feed = open_feed(task)
     open_s = time.perf_counter() - started
@@ -197,7 +197,7 @@ def _serve(task: Task, open_feed: Callable[[Task], Feed]) -> None:
 
 
 def measure(
-    batches: Iterator[DeliveredBatch], spec: SetSpec, ids_path: str, *, check: bool
+    batches: Iterator[DeliveredBatch], spec: SampleSet, ids_path: str, *, check: bool
 ) -> dict[str, object]:
     """Take an epoch's batches as fast as they are delivered, then check them.
 
@@ -232,7 +232,7 @@ def measure(
     }
 
 
-def mismatched(batch: DeliveredBatch, spec: SetSpec) -> int:
+def mismatched(batch: DeliveredBatch, spec: SampleSet) -> int:
     """Count the samples whose payload or label is not that of their id."""
     ids = np.asarray(batch.ids).reshape(-1)
     valid = ids >= 0

@@ -9,9 +9,9 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from tonari.bench.loader.peers.harness import (
     DeliveredBatch,
-    Feed,
     NamedSample,
-    Task,
+    PeerFeed,
+    PeerTask,
     named_batches,
     named_sample,
     run,
@@ -20,7 +20,7 @@ from tonari.bench.loader.peers.pixels import decode
 from tonari.bench.loader.peers.torch_packed import rank_sampler
 
 
-def prepare(task: Task) -> None:
+def prepare(task: PeerTask) -> None:
     """Write the Arrow files."""
     packed = task.open_source()
     spec = packed.spec
@@ -44,7 +44,7 @@ def prepare(task: Task) -> None:
     dataset.cleanup_cache_files()
 
 
-def open_feed(task: Task) -> Feed:
+def open_feed(task: PeerTask) -> PeerFeed:
     """Make the loader."""
     spec = task.open_source().spec
     dataset = datasets.load_from_disk(task.prepared)
@@ -75,7 +75,7 @@ def open_feed(task: Task) -> Feed:
             distributed.set_epoch(number)
         return named_batches(loader)
 
-    return Feed(epoch)
+    return PeerFeed(epoch)
 
 
 if __name__ == "__main__":

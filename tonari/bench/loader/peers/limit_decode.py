@@ -7,11 +7,11 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from tonari.bench.loader.peers.harness import DeliveredBatch, Feed, Task, copy_set, run
+from tonari.bench.loader.peers.harness import DeliveredBatch, PeerFeed, PeerTask, copy_set, run
 from tonari.bench.loader.sets import corner_brightness
 
 
-def open_feed(task: Task) -> Feed:
+def open_feed(task: PeerTask) -> PeerFeed:
     """Map the images."""
     packed = task.open_copy()
     threads = max(task.workers, 1)
@@ -38,7 +38,7 @@ def open_feed(task: Task) -> Feed:
                     done.result()
             yield DeliveredBatch(ids, packed.labels[ids], out)
 
-    return Feed(epoch)
+    return PeerFeed(epoch)
 
 
 if __name__ == "__main__":

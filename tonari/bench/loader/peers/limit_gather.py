@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tonari.bench.loader.peers.harness import DeliveredBatch, Feed, Task, copy_set, run
+from tonari.bench.loader.peers.harness import DeliveredBatch, PeerFeed, PeerTask, copy_set, run
 
 
-def open_feed(task: Task) -> Feed:
+def open_feed(task: PeerTask) -> PeerFeed:
     """Map the array."""
     packed = task.open_copy()
     rows, labels = np.asarray(packed.rows()), packed.labels
@@ -20,7 +20,7 @@ def open_feed(task: Task) -> Feed:
             # The labels are looked at in the first epoch alone.
             yield DeliveredBatch(ids, labels[ids] if number == 0 else ids, out)
 
-    return Feed(epoch)
+    return PeerFeed(epoch)
 
 
 if __name__ == "__main__":

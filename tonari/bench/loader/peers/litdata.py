@@ -7,15 +7,15 @@ from pathlib import Path
 import litdata
 
 from tonari.bench.loader.peers.harness import (
-    Feed,
     NamedSample,
-    Task,
+    PeerFeed,
+    PeerTask,
     named_batches,
     named_sample,
     run,
 )  # fmt: skip
 from tonari.bench.loader.peers.pixels import decode_one
-from tonari.bench.loader.sets import SetSpec, open_set
+from tonari.bench.loader.sets import SampleSet, open_set
 
 
 def read_sample(source: str, sample_id: int) -> NamedSample:
@@ -23,12 +23,12 @@ def read_sample(source: str, sample_id: int) -> NamedSample:
     return named_sample(open_set(Path(source)), sample_id)
 
 
-def decoded(sample: NamedSample, *, spec: SetSpec) -> NamedSample:
+def decoded(sample: NamedSample, *, spec: SampleSet) -> NamedSample:
     """Decode a JPEG."""
     return {**sample, "payload": decode_one(sample["payload"], spec.shape)}
 
 
-def prepare(task: Task) -> None:
+def prepare(task: PeerTask) -> None:
     """Write the chunks."""
     spec = task.open_source().spec
     litdata.optimize(
@@ -41,7 +41,7 @@ def prepare(task: Task) -> None:
     )
 
 
-def open_feed(task: Task) -> Feed:
+def open_feed(task: PeerTask) -> PeerFeed:
     """Make the loader."""
     os.environ |= {"WORLD_SIZE": str(task.world_size), "GLOBAL_RANK": str(task.rank)}
     spec = task.open_source().spec
@@ -53,7 +53,7 @@ def open_feed(task: Task) -> Feed:
         transform=partial(decoded, spec=spec) if spec.is_jpeg else None,
     )
     loader = litdata.StreamingDataLoader(dataset, **task.loader_options())
-    return Feed(lambda number: named_batches(loader))
+    return PeerFeed(lambda number: named_batches(loader))
 
 
 if __name__ == "__main__":

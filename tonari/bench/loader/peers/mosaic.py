@@ -6,9 +6,9 @@ from pathlib import Path
 import streaming
 
 from tonari.bench.loader.peers.harness import (
-    Feed,
     NamedSample,
-    Task,
+    PeerFeed,
+    PeerTask,
     named_batches,
     named_sample,
     run,
@@ -26,7 +26,7 @@ class Decoding(streaming.StreamingDataset):  # type: ignore[misc]
         return {**sample, "payload": decode_one(sample["payload"], self.shape)}
 
 
-def prepare(task: Task) -> None:
+def prepare(task: PeerTask) -> None:
     """Write the shards."""
     packed = task.open_source()
     spec = packed.spec
@@ -37,7 +37,7 @@ def prepare(task: Task) -> None:
             writer.write(named_sample(packed, sample_id))
 
 
-def open_feed(task: Task) -> Feed:
+def open_feed(task: PeerTask) -> PeerFeed:
     """Make the loader."""
     os.environ |= {
         "RANK": str(task.rank),
@@ -59,7 +59,7 @@ def open_feed(task: Task) -> Feed:
     if spec.is_jpeg:
         dataset.shape = spec.shape
     loader = streaming.StreamingDataLoader(dataset, **task.loader_options())
-    return Feed(lambda number: named_batches(loader))
+    return PeerFeed(lambda number: named_batches(loader))
 
 
 if __name__ == "__main__":

@@ -5,16 +5,18 @@ from pathlib import Path
 
 import dataio
 from dataio.plan.policies import Shuffle
-from tonari.bench.loader.peers.harness import DeliveredBatch, Feed, Task, run
-from tonari.bench.loader.sets import CROP, SetSpec
+from tonari.bench.loader.peers.harness import DeliveredBatch, PeerFeed, PeerTask, run
+from tonari.bench.loader.sets import CROP, SampleSet
 
 
-def source_directory(task: Task) -> Path:
+def source_directory(task: PeerTask) -> Path:
     """Name the directory of the tar shards that are staged."""
     return Path(f"{task.source}.tar")
 
 
-def make_loader(task: Task, world: dataio.World, shuffle: Shuffle | None = None) -> dataio.Loader:
+def make_loader(
+    task: PeerTask, world: dataio.World, shuffle: Shuffle | None = None
+) -> dataio.Loader:
     """Make a loader as its documentation does."""
     spec = task.open_source().spec
     field: dataio.Field = dataio.Array("bin", spec.shape, "uint8")
@@ -35,7 +37,7 @@ def make_loader(task: Task, world: dataio.World, shuffle: Shuffle | None = None)
     )
 
 
-def batches(loader: dataio.Loader, spec: SetSpec) -> Iterator[DeliveredBatch]:
+def batches(loader: dataio.Loader, spec: SampleSet) -> Iterator[DeliveredBatch]:
     """Take the rest of the loader's epoch."""
     for batch in loader:
         payload = batch["payload"]
@@ -44,7 +46,7 @@ def batches(loader: dataio.Loader, spec: SetSpec) -> Iterator[DeliveredBatch]:
         yield DeliveredBatch(batch["sample_id"], batch["label"], payload)
 
 
-def prepare(task: Task) -> int:
+def prepare(task: PeerTask) -> int:
     """Stage the shards."""
     world = dataio.discover_world()
     with make_loader(task, world) as loader:
@@ -53,7 +55,7 @@ def prepare(task: Task) -> int:
     return read
 
 
-def open_feed(task: Task) -> Feed:
+def open_feed(task: PeerTask) -> PeerFeed:
     """Open the loader on the cache as it was left."""
     world = dataio.discover_world(timeout_s=3600)
     loader = make_loader(task, world)
@@ -63,7 +65,7 @@ def open_feed(task: Task) -> Feed:
         loader.set_epoch(number)
         return batches(loader, spec)
 
-    return Feed(epoch, rank=world.rank)
+    return PeerFeed(epoch, rank=world.rank)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,14 @@ import numpy as np
 import dataio
 import shuffle
 from dataio.state.resume import sign
-from tonari.bench.loader.peers.harness import DeliveredBatch, Feed, Task, run
+from tonari.bench.loader.peers.harness import DeliveredBatch, PeerFeed, PeerTask, run
 from tonari.bench.loader.peers.ours import batches, make_loader
 
 EXCHANGED_EPOCHS = 10
 EXCHANGE = 0.1
 
 
-def prepare(task: Task) -> int:
+def prepare(task: PeerTask) -> int:
     """Stage the shards and train ten epochs; the start of the eleventh commits the last rows."""
     world = dataio.discover_world()
     with make_loader(task, world, shuffle.Partial(EXCHANGE)) as loader:
@@ -39,7 +39,7 @@ def prepare(task: Task) -> int:
     return read
 
 
-def open_feed(task: Task) -> Feed:
+def open_feed(task: PeerTask) -> PeerFeed:
     """Open both nodes' caches where the ten epochs left them."""
     world = dataio.discover_world(timeout_s=3600)
     loader = make_loader(task, world, shuffle.Partial(EXCHANGE))
@@ -55,7 +55,7 @@ def open_feed(task: Task) -> Feed:
     def epoch(number: int) -> Iterator[DeliveredBatch]:
         return batches(loader, spec)
 
-    return Feed(epoch, ready=ready, rank=world.rank)
+    return PeerFeed(epoch, ready=ready, rank=world.rank)
 
 
 if __name__ == "__main__":

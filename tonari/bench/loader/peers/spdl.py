@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from spdl.pipeline import PipelineBuilder
 
 from tonari.bench.errors import BenchError
-from tonari.bench.loader.peers.harness import DeliveredBatch, Feed, Task, copy_set, run
+from tonari.bench.loader.peers.harness import DeliveredBatch, PeerFeed, PeerTask, copy_set, run
 from tonari.bench.loader.peers.pixels import decode
 from tonari.bench.loader.peers.torch_pillow import draw_box
 from tonari.bench.loader.sets import CROP
@@ -42,7 +42,7 @@ def load_crops(samples: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     return pixels
 
 
-def open_feed(task: Task) -> Feed:
+def open_feed(task: PeerTask) -> PeerFeed:
     """Make what builds a pipeline an epoch."""
     packed = task.open_copy()
     rows = None if packed.spec.is_jpeg else np.asarray(packed.rows())
@@ -73,7 +73,7 @@ def open_feed(task: Task) -> Feed:
         with pipeline.auto_stop():
             yield from pipeline
 
-    return Feed(epoch)
+    return PeerFeed(epoch)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tonari.bench.loader.peers.harness import Feed, Task, run
+from tonari.bench.loader.peers.harness import PeerFeed, PeerTask, run
 from tonari.bench.loader.peers.pixels import decode_one
 from tonari.bench.loader.peers.torch_packed import sampled_feed
-from tonari.bench.loader.sets import SetSpec, make_labels
+from tonari.bench.loader.sets import SampleSet, make_labels
 
 Parts = tuple[int, int, torch.Tensor]
 """Id, label and payload of a sample."""
@@ -25,7 +25,7 @@ def path_of(prepared: str, sample_id: int) -> Path:
 class Files(Dataset[Parts]):
     """Samples that are fetched one by one."""
 
-    def __init__(self, prepared: str, spec: SetSpec) -> None:
+    def __init__(self, prepared: str, spec: SampleSet) -> None:
         self.spec = spec
         self.paths = [str(path_of(prepared, i)) for i in range(spec.num_samples)]
         self.labels = make_labels(spec.num_samples).tolist()
@@ -39,7 +39,7 @@ class Files(Dataset[Parts]):
         return index, self.labels[index], torch.from_numpy(payload)
 
 
-def prepare(task: Task) -> None:
+def prepare(task: PeerTask) -> None:
     """Write a file a sample."""
     packed = task.open_source()
     for sample_id in range(packed.spec.num_samples):
@@ -48,7 +48,7 @@ def prepare(task: Task) -> None:
         path.write_bytes(packed.sample(sample_id).data)
 
 
-def open_feed(task: Task) -> Feed:
+def open_feed(task: PeerTask) -> PeerFeed:
     """Make the loader."""
     return sampled_feed(DataLoader, Files(task.prepared, task.open_source().spec), task)
 

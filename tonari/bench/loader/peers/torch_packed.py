@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from tonari.bench.loader.peers.harness import DeliveredBatch, Feed, Task, copy_set, run
+from tonari.bench.loader.peers.harness import DeliveredBatch, PeerFeed, PeerTask, copy_set, run
 from tonari.bench.loader.peers.pixels import decode
 from tonari.bench.loader.sets import PackedSet
 
 
-class Packed(Dataset[DeliveredBatch]):
+class PackedPixels(Dataset[DeliveredBatch]):
     """Samples that are fetched by batch."""
 
     def __init__(self, packed: PackedSet) -> None:
@@ -43,7 +43,7 @@ def as_it_is(batch: DeliveredBatch) -> DeliveredBatch:
     return batch
 
 
-def rank_sampler(dataset: Dataset[Any], task: Task) -> DistributedSampler[Any] | None:
+def rank_sampler(dataset: Dataset[Any], task: PeerTask) -> DistributedSampler[Any] | None:
     """Give every rank its part, as the documentation does; None for one rank."""
     if task.world_size == 1:
         return None
@@ -53,8 +53,8 @@ def rank_sampler(dataset: Dataset[Any], task: Task) -> DistributedSampler[Any] |
 
 
 def sampled_feed(
-    make: Callable[..., Iterable[Any]], dataset: Dataset[Any], task: Task, **options: Any
-) -> Feed:
+    make: Callable[..., Iterable[Any]], dataset: Dataset[Any], task: PeerTask, **options: Any
+) -> PeerFeed:
     """Make a loader after torch's over all of a dataset, shuffled, each rank its part."""
     sampler = rank_sampler(dataset, task)
     loader = make(
@@ -66,12 +66,12 @@ def sampled_feed(
             sampler.set_epoch(number)
         return (DeliveredBatch(*parts) for parts in loader)
 
-    return Feed(epoch)
+    return PeerFeed(epoch)
 
 
-def open_feed(task: Task) -> Feed:
+def open_feed(task: PeerTask) -> PeerFeed:
     """Make the loader."""
-    return sampled_feed(DataLoader, Packed(task.open_copy()), task, collate_fn=as_it_is)
+    return sampled_feed(DataLoader, PackedPixels(task.open_copy()), task, collate_fn=as_it_is)
 
 
 if __name__ == "__main__":

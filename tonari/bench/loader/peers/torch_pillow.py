@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from tonari.bench.loader.peers.harness import Feed, Task, copy_set, run
+from tonari.bench.loader.peers.harness import PeerFeed, PeerTask, copy_set, run
 from tonari.bench.loader.peers.torch_packed import sampled_feed
 from tonari.bench.loader.sets import CROP, PackedSet
 
@@ -57,7 +57,7 @@ def draw_box(width: int, height: int) -> tuple[int, int, int, int]:
     return (width - side) // 2, (height - side) // 2, side, side
 
 
-def open_feed(task: Task) -> Feed:
+def open_feed(task: PeerTask) -> PeerFeed:
     """Make the loader."""
     return sampled_feed(DataLoader, Photos(task.open_copy()), task)
 

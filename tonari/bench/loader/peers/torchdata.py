@@ -2,13 +2,15 @@
 
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from tonari.bench.loader.peers.harness import Feed, Task, copy_set, run
-from tonari.bench.loader.peers.torch_packed import Packed, as_it_is, sampled_feed
+from tonari.bench.loader.peers.harness import PeerFeed, PeerTask, copy_set, run
+from tonari.bench.loader.peers.torch_packed import PackedPixels, as_it_is, sampled_feed
 
 
-def open_feed(task: Task) -> Feed:
+def open_feed(task: PeerTask) -> PeerFeed:
     """Make the loader."""
-    return sampled_feed(StatefulDataLoader, Packed(task.open_copy()), task, collate_fn=as_it_is)
+    return sampled_feed(
+        StatefulDataLoader, PackedPixels(task.open_copy()), task, collate_fn=as_it_is
+    )
 
 
 if __name__ == "__main__":

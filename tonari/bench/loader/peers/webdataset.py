@@ -7,19 +7,19 @@ import numpy as np
 import webdataset as wds
 from numpy.typing import NDArray
 
-from tonari.bench.loader.peers.harness import DeliveredBatch, Feed, Task, run
+from tonari.bench.loader.peers.harness import DeliveredBatch, PeerFeed, PeerTask, run
 from tonari.bench.loader.peers.pixels import decode_one
 from tonari.bench.loader.peers.shards import NUM_SHARDS, tar_path, write_tars
 
 BUFFER_SAMPLES = 5000
 
 
-def prepare(task: Task) -> None:
+def prepare(task: PeerTask) -> None:
     """Write the shards."""
     write_tars(task.open_source(), Path(task.prepared))
 
 
-def open_feed(task: Task) -> Feed:
+def open_feed(task: PeerTask) -> PeerFeed:
     """Make the pipeline of its documentation: batches within workers, mixed anew outside."""
     spec = task.open_source().spec
     urls = [str(tar_path(Path(task.prepared), shard)) for shard in range(NUM_SHARDS)]
@@ -47,7 +47,7 @@ def open_feed(task: Task) -> Feed:
     def epoch(number: int) -> Iterator[DeliveredBatch]:
         return (DeliveredBatch(*parts) for parts in loader)
 
-    return Feed(epoch)
+    return PeerFeed(epoch)
 
 
 if __name__ == "__main__":

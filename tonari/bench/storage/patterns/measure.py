@@ -18,15 +18,15 @@ from tonari.bench.storage.patterns.options import StorageOptions
 from tonari.bench.storage.patterns.patterns import (
     READS,
     CheckpointBurst,
-    Dataset,
     MetadataStorm,
     Pattern,
+    PatternFiles,
 )
-from tonari.bench.storage.patterns.phase import Job, Point, measure_phase
+from tonari.bench.storage.patterns.phase import PhaseJob, PhasePoint, measure_phase
 from tonari.bench.storage.patterns.target import Target, open_target
 from tonari.bench.storage.patterns.threads import Deadline
 from tonari.bench.storage.patterns.together import agree
-from tonari.bench.storage.results.results import Link, Phase, Results, Scaling
+from tonari.bench.storage.results.results import MeasuredLink, Phase, Results, Scaling
 from tonari.bench.storage.results.scaling import bandwidth, scale
 from tonari.report.machine import describe_machine
 
@@ -62,7 +62,7 @@ def measure_storage(
     patterns = _patterns(world, options, spread)
     old = agree(world, lambda: [] if world.rank else _leftovers(directory), doing="looking")
     name = world.allgather(new_name().encode(), doing="naming files")[0].decode()
-    job = Job(
+    job = PhaseJob(
         world=world, nodes=names, until=until, repeats=options.repeats, direct=options.direct,
         seed=options.seed, tag=world.open_channel(),
     )  # fmt: skip
@@ -147,7 +147,7 @@ def _patterns(world: World, options: StorageOptions, spread: Footprint) -> list[
         # One rank asks for the names of what may be millions of files.
         text = json.dumps([str(path) for path in found]).encode() if not world.rank else b""
         listed = json.loads(world.allgather(text, doing="listing the dataset")[0])
-        patterns.append(Dataset([Path(path) for path in listed], spread.total_bytes))
+        patterns.append(PatternFiles([Path(path) for path in listed], spread.total_bytes))
     return patterns
 
 
@@ -187,7 +187,7 @@ def _leftovers(directory: Path) -> list[str]:
 
 def _points(
     target: Target, patterns: Sequence[Pattern], counts: Sequence[int], options: StorageOptions
-) -> Iterator[tuple[Pattern, Point]]:
+) -> Iterator[tuple[Pattern, PhasePoint]]:
     for pattern in patterns:
         if target.tier == "local" and pattern.name not in ON_LOCAL:
             continue
@@ -195,12 +195,12 @@ def _points(
             for threads in sorted(set(options.threads)):
                 for wanted in options.temperatures:
                     if wanted in pattern.temperatures:
-                        yield pattern, Point(clients=clients, threads=threads, wanted=wanted)
+                        yield pattern, PhasePoint(clients=clients, threads=threads, wanted=wanted)
 
 
 def _measured(
-    job: Job, shared: Target, local: Target, patterns: Sequence[Pattern], counts: Sequence[int],
-    options: StorageOptions, notify: Notify,
+    job: PhaseJob, shared: Target, local: Target, patterns: Sequence[Pattern],
+    counts: Sequence[int], options: StorageOptions, notify: Notify,
 ) -> list[Phase | None]:  # fmt: skip
     measured = []
     for target in (shared, local):
@@ -226,7 +226,7 @@ def words_of(phase: Phase) -> str:
     return f"{where}: {', '.join(found)}; seen: {', '.join(verdicts)}"
 
 
-def _report_links(links: Sequence[Link], notify: Notify) -> None:
+def _report_links(links: Sequence[MeasuredLink], notify: Notify) -> None:
     if links:
         rates = [link.bytes_per_s for link in links]
         notify(

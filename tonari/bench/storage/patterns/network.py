@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.world import Request, World
-from tonari.bench.storage.results.results import Link
+from tonari.bench.storage.results.results import MeasuredLink
 
 MESSAGE_BYTES = 4 << 20
 NUM_MESSAGES = 4
@@ -38,7 +38,7 @@ def pairs_of_round(round_number: int, num_nodes: int) -> list[tuple[int, int]]:
     return sorted(pairs)
 
 
-def measure_links(world: World, names: Sequence[str], *, repeats: int) -> list[Link]:
+def measure_links(world: World, names: Sequence[str], *, repeats: int) -> list[MeasuredLink]:
     """Measure bandwidth and round trips between nodes. Collective.
 
     Args:
@@ -66,7 +66,7 @@ def measure_links(world: World, names: Sequence[str], *, repeats: int) -> list[L
             both = gathered[[first[one], first[other]]]
             rates = both[:, 1:].min(axis=0).tolist()
             links.append(
-                Link(
+                MeasuredLink(
                     nodes=(names[one], names[other]), bytes_per_s=statistics.median(rates),
                     round_trip_s=float(both[0, 0]), repeats=rates,
                 )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dataio.source.storage.window import READ_BYTES
 from tonari.bench.storage.patterns.calls import Calls
 from tonari.bench.storage.patterns.files import WRITE_BYTES, OwnFiles, write_some
-from tonari.bench.storage.patterns.threads import Deadline, Task, Timed, run_tasks
+from tonari.bench.storage.patterns.threads import Deadline, ReadTask, TimedReads, run_tasks
 from tonari.bench.storage.results.results import Temperature
 
 SEQUENTIAL_BYTES = 1 << 20
@@ -23,7 +23,7 @@ SHARED_BY_ALL = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class FilePart:
     """Which client this is, and how it is to read.
 
     Attributes:
@@ -56,11 +56,13 @@ class Pattern(Protocol):
         """Bytes of one request; 0 where none moves data."""
         ...
 
-    def paths(self, files: OwnFiles, part: Part) -> list[Path]:
+    def paths(self, files: OwnFiles, part: FilePart) -> list[Path]:
         """List the files that the client will read."""
         ...
 
-    def run(self, files: OwnFiles, part: Part, *, until: Deadline, least_s: float) -> Timed:
+    def run(
+        self, files: OwnFiles, part: FilePart, *, until: Deadline, least_s: float
+    ) -> TimedReads:
         """Do it. Blocks.
 
         Args:
@@ -76,21 +78,21 @@ class Pattern(Protocol):
         ...
 
 
-Order = Callable[[int, Part], list[NDArray[np.int64]]]
+Order = Callable[[int, FilePart], list[NDArray[np.int64]]]
 """(requests in a shard, part) -> requests of each thread."""
 
 
-def in_order(num_requests: int, part: Part) -> list[NDArray[np.int64]]:
+def in_order(num_requests: int, part: FilePart) -> list[NDArray[np.int64]]:
     """Give each thread a contiguous part of the requests."""
     return np.array_split(np.arange(num_requests), part.threads)
 
 
-def at_random(num_requests: int, part: Part) -> list[NDArray[np.int64]]:
+def at_random(num_requests: int, part: FilePart) -> list[NDArray[np.int64]]:
     """Distribute all requests over the threads, in random order."""
     return np.array_split(part.rng.permutation(num_requests), part.threads)
 
 
-def interleaved(num_requests: int, part: Part) -> list[NDArray[np.int64]]:
+def interleaved(num_requests: int, part: FilePart) -> list[NDArray[np.int64]]:
     """Give the readers of all clients one request each, in rounds; each skips the others'."""
     readers = part.clients * part.threads
     own = range(part.client * part.threads, (part.client + 1) * part.threads)
@@ -118,18 +120,20 @@ class ShardReads:
         whole = min(SEQUENTIAL_BYTES, files.footprint.shard_bytes)
         return files.footprint.sample_bytes if self.by_sample else whole
 
-    def paths(self, files: OwnFiles, part: Part) -> list[Path]:
+    def paths(self, files: OwnFiles, part: FilePart) -> list[Path]:
         return [files.shard(SHARED_BY_ALL if self.one_for_all else files.theirs)]
 
-    def run(self, files: OwnFiles, part: Part, *, until: Deadline, least_s: float) -> Timed:
+    def run(
+        self, files: OwnFiles, part: FilePart, *, until: Deadline, least_s: float
+    ) -> TimedReads:
         return run_tasks(self.tasks(files, part), until=until, least_s=least_s)
 
-    def tasks(self, files: OwnFiles, part: Part) -> list[Task]:
+    def tasks(self, files: OwnFiles, part: FilePart) -> list[ReadTask]:
         """Divide the requests among threads."""
         length, num_bytes = self.request_bytes(files), files.footprint.shard_bytes
         (path,) = self.paths(files, part)
         return [
-            Task(
+            ReadTask(
                 calls=Calls(length, direct=part.direct),
                 work=partial(
                     read_requests, path=path, num_bytes=num_bytes, length=length, chosen=chosen
@@ -160,14 +164,16 @@ class FilePerSample:
     def request_bytes(self, files: OwnFiles) -> int:
         return files.footprint.sample_bytes
 
-    def paths(self, files: OwnFiles, part: Part) -> list[Path]:
+    def paths(self, files: OwnFiles, part: FilePart) -> list[Path]:
         return files.samples(files.theirs)
 
-    def run(self, files: OwnFiles, part: Part, *, until: Deadline, least_s: float) -> Timed:
+    def run(
+        self, files: OwnFiles, part: FilePart, *, until: Deadline, least_s: float
+    ) -> TimedReads:
         paths = self.paths(files, part)
         size = files.footprint.sample_bytes
         tasks = [
-            Task(
+            ReadTask(
                 calls=Calls(size, direct=part.direct),
                 work=partial(read_files, paths=[paths[number] for number in chosen.tolist()]),
             )
@@ -199,11 +205,13 @@ class CheckpointBurst:
     def request_bytes(self, files: OwnFiles) -> int:
         return min(WRITE_BYTES, files.footprint.checkpoint_bytes)
 
-    def paths(self, files: OwnFiles, part: Part) -> list[Path]:
+    def paths(self, files: OwnFiles, part: FilePart) -> list[Path]:
         return [files.shard(files.theirs)]
 
-    def run(self, files: OwnFiles, part: Part, *, until: Deadline, least_s: float) -> Timed:
-        writer = Task(
+    def run(
+        self, files: OwnFiles, part: FilePart, *, until: Deadline, least_s: float
+    ) -> TimedReads:
+        writer = ReadTask(
             calls=Calls(0),
             work=partial(
                 write_checkpoint, path=files.checkpoint, num_bytes=files.footprint.checkpoint_bytes,
@@ -251,14 +259,16 @@ class MetadataStorm:
     def request_bytes(self, files: OwnFiles) -> int:
         return 0
 
-    def paths(self, files: OwnFiles, part: Part) -> list[Path]:
+    def paths(self, files: OwnFiles, part: FilePart) -> list[Path]:
         # No data is read, so there is none to be cold or warm.
         return []
 
-    def run(self, files: OwnFiles, part: Part, *, until: Deadline, least_s: float) -> Timed:
+    def run(
+        self, files: OwnFiles, part: FilePart, *, until: Deadline, least_s: float
+    ) -> TimedReads:
         paths = files.samples(SHARED_BY_ALL)
         tasks = [
-            Task(
+            ReadTask(
                 calls=Calls(0),
                 work=partial(
                     storm, folder=paths[0].parent,
@@ -286,7 +296,7 @@ def storm(calls: Calls, *, folder: Path, paths: Sequence[Path], own: Path) -> It
 
 
 @dataclass(frozen=True)
-class Dataset:
+class PatternFiles:
     """The user's own files, read as the loader stages them.
 
     Clients take neighbouring shards, which their threads read forwards in its requests; files that
@@ -305,7 +315,7 @@ class Dataset:
     def request_bytes(self, files: OwnFiles) -> int:
         return READ_BYTES
 
-    def paths(self, files: OwnFiles, part: Part) -> list[Path]:
+    def paths(self, files: OwnFiles, part: FilePart) -> list[Path]:
         own = np.array_split(np.arange(len(self.files)), part.clients)[part.client].tolist()
         # With fewer shards than clients some read the same one.
         own = own or [part.client % len(self.files)]
@@ -313,10 +323,12 @@ class Dataset:
         num_files = int(np.searchsorted(np.cumsum(sizes), self.most_bytes)) + 1
         return [self.files[number] for number in own[:num_files]]
 
-    def run(self, files: OwnFiles, part: Part, *, until: Deadline, least_s: float) -> Timed:
+    def run(
+        self, files: OwnFiles, part: FilePart, *, until: Deadline, least_s: float
+    ) -> TimedReads:
         paths = self.paths(files, part)
         tasks = [
-            Task(
+            ReadTask(
                 calls=Calls(READ_BYTES),
                 work=partial(read_files, paths=[paths[number] for number in chosen.tolist()]),
             )

@@ -17,13 +17,13 @@ from tonari.bench.storage.patterns.calls import Calls
 from tonari.bench.storage.patterns.patterns import (
     READS,
     SHARED_BY_ALL,
-    Part,
+    FilePart,
     Pattern,
     ShardReads,
     read_files,
 )
 from tonari.bench.storage.patterns.target import Target
-from tonari.bench.storage.patterns.threads import Deadline, Timed
+from tonari.bench.storage.patterns.threads import Deadline, TimedReads
 from tonari.bench.storage.patterns.together import agree, gather
 from tonari.bench.storage.results.results import Phase, Repeat, Temperature
 from tonari.bench.storage.results.timing import summarise
@@ -48,7 +48,7 @@ Ops = Mapping[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class PhaseJob:
     """What all phases of a run share.
 
     Attributes:
@@ -73,7 +73,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class PhasePoint:
     """Where a phase is measured.
 
     Attributes:
@@ -105,7 +105,9 @@ def choose_clients(topology: Topology, clients: int) -> list[int]:
     return sorted(order[:clients])
 
 
-def measure_phase(job: Job, target: Target, pattern: Pattern, point: Point) -> Phase | None:
+def measure_phase(
+    job: PhaseJob, target: Target, pattern: Pattern, point: PhasePoint
+) -> Phase | None:
     """Run a phase. Collective.
 
     Returns:
@@ -137,19 +139,19 @@ def measure_phase(job: Job, target: Target, pattern: Pattern, point: Point) -> P
 
 
 def _part(
-    job: Job, pattern: Pattern, ranks: list[int], point: Point, direct: bool, number: int
-) -> Part | None:
+    job: PhaseJob, pattern: Pattern, ranks: list[int], point: PhasePoint, direct: bool, number: int
+) -> FilePart | None:
     if job.world.rank not in ranks:
         return None
     stream = key(job.seed, f"bench-io {pattern.name}", epoch=number, replica=job.world.rank)
-    return Part(
+    return FilePart(
         client=ranks.index(job.world.rank), clients=len(ranks), threads=point.threads,
         direct=direct, rng=generator(stream),
     )  # fmt: skip
 
 
 def _repeat(
-    job: Job, target: Target, pattern: Pattern, part: Part | None, wanted: Temperature
+    job: PhaseJob, target: Target, pattern: Pattern, part: FilePart | None, wanted: Temperature
 ) -> list[_Outcome]:
     """Run a phase once. Collective.
 
@@ -169,7 +171,7 @@ def _repeat(
 
     watch = agree(job.world, prepare, doing=f"preparing {doing}")
 
-    def work() -> Timed | None:
+    def work() -> TimedReads | None:
         if part is None:
             return None
         with stack:
@@ -198,7 +200,7 @@ def fill(paths: Sequence[Path]) -> None:
 
 
 def _evidence(
-    job: Job, target: Target, pattern: Pattern, part: Part, watch: Watch, timed: Timed
+    job: PhaseJob, target: Target, pattern: Pattern, part: FilePart, watch: Watch, timed: TimedReads
 ) -> Evidence:
     world = job.world
     nodes = world.topology.node_of_rank
@@ -214,7 +216,9 @@ def _evidence(
     )  # fmt: skip
 
 
-def _judged(job: Job, target: Target, ranks: Sequence[int], outcomes: Sequence[_Outcome]) -> Repeat:
+def _judged(
+    job: PhaseJob, target: Target, ranks: Sequence[int], outcomes: Sequence[_Outcome]
+) -> Repeat:
     seen: defaultdict[int, list[Evidence]] = defaultdict(list)
     for rank, outcome in zip(ranks, outcomes, strict=True):
         seen[job.world.topology.node_of_rank[rank]].append(outcome.evidence)
@@ -232,7 +236,11 @@ def _judged(job: Job, target: Target, ranks: Sequence[int], outcomes: Sequence[_
 
 
 def _notes(
-    job: Job, target: Target, pattern: Pattern, point: Point, outcomes: Sequence[list[_Outcome]]
+    job: PhaseJob,
+    target: Target,
+    pattern: Pattern,
+    point: PhasePoint,
+    outcomes: Sequence[list[_Outcome]],
 ) -> list[str]:
     notes = []
     if job.direct and point.wanted == "cold" and not target.takes_direct:
@@ -266,7 +274,7 @@ class _Header(JsonRecord, frozen=True, kw_only=True):
     ops: dict[str, int]
 
 
-def _pack(timed: Timed, evidence: Evidence) -> bytes:
+def _pack(timed: TimedReads, evidence: Evidence) -> bytes:
     """Lay out a header of JSON and its length, then the durations."""
     header = msgspec.json.encode(
         _Header(

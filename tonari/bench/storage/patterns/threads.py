@@ -37,7 +37,7 @@ class Deadline:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class ReadTask:
     """What one thread does.
 
     Attributes:
@@ -52,7 +52,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed:
+class TimedReads:
     """What a client did.
 
     Attributes:
@@ -77,7 +77,7 @@ class Timed:
 class _Threads:
     """What the threads of one call share; each writes its own entry of `ends`."""
 
-    def __init__(self, tasks: Sequence[Task], until: Deadline, least_s: float) -> None:
+    def __init__(self, tasks: Sequence[ReadTask], until: Deadline, least_s: float) -> None:
         self.tasks, self.until, self.least_s = tasks, until, least_s
         self.gate = threading.Barrier(len(tasks) + 1)
         self.ends = [0.0] * len(tasks)
@@ -104,7 +104,7 @@ class _Threads:
             self.ends[number] = perf_counter()
 
 
-def run_tasks(tasks: Sequence[Task], *, until: Deadline, least_s: float = 0.0) -> Timed:
+def run_tasks(tasks: Sequence[ReadTask], *, until: Deadline, least_s: float = 0.0) -> TimedReads:
     """Do tasks, a thread each. Blocks until all have ended.
 
     Args:
@@ -138,7 +138,7 @@ def run_tasks(tasks: Sequence[Task], *, until: Deadline, least_s: float = 0.0) -
     for task in tasks:
         for name, seconds in task.calls.seconds.items():
             ops[name] += seconds
-    return Timed(
+    return TimedReads(
         ops={name: np.array(seconds, np.float32) for name, seconds in ops.items()},
         num_bytes=sum(task.calls.num_bytes for task in tasks),
         num_read=sum(task.calls.num_read for task in tasks),

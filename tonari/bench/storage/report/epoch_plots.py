@@ -14,14 +14,14 @@ from tonari.bench.storage.report.drawing import (
     WAYS,
     name_rows,
 )
-from tonari.bench.storage.results.results import EndToEnd, Way
+from tonari.bench.storage.results.results import EndToEnd, TrainingWay
 from tonari.report.pictures import LIGHT
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
 
 
-def compute_s(run: EndToEnd, way: Way) -> list[float]:
+def compute_s(run: EndToEnd, way: TrainingWay) -> list[float]:
     """List, by epoch, the time of null storage for as many samples, at most the epoch's own."""
     if way.name == "null":
         return [*way.epoch_s]

@@ -15,7 +15,7 @@ from tonari.bench.storage.report.drawing import (
     words,
     write_units,
 )
-from tonari.bench.storage.results.results import Link, Operation, Phase, Results, Scaling
+from tonari.bench.storage.results.results import MeasuredLink, Operation, Phase, Results, Scaling
 from tonari.report.pictures import LIGHT
 
 if TYPE_CHECKING:
@@ -270,7 +270,9 @@ def draw_links(figure: "FigureBase", results: Results) -> None:
     _draw_matrix(right, results.links, nodes, is_rate=False)
 
 
-def _draw_matrix(axes: "Axes", links: Sequence[Link], nodes: list[str], *, is_rate: bool) -> None:
+def _draw_matrix(
+    axes: "Axes", links: Sequence[MeasuredLink], nodes: list[str], *, is_rate: bool
+) -> None:
     values = np.full((len(nodes), len(nodes)), np.nan)
     for link in links:
         a, b = (nodes.index(node) for node in link.nodes)

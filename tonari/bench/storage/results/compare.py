@@ -184,7 +184,7 @@ def _changes(pairs: Sequence[tuple[Figure, Figure]], tolerance_fraction: float) 
     worse = worse_by_chance([a for a, _ in values], [b for _, b in values])
     better = worse_by_chance([b for _, b in values], [a for a, _ in values])
     judged_by_name = {
-        pair[0].name: _Seen(chance, fell, rose)
+        pair[0].name: _Compared(chance, fell, rose)
         for pair, chance, fell, rose in zip(
             judged, worse, significant(worse), significant(better), strict=True
         )
@@ -193,7 +193,7 @@ def _changes(pairs: Sequence[tuple[Figure, Figure]], tolerance_fraction: float) 
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Compared:
     """What the repeats of a figure show, before its tolerance is applied."""
 
     by_chance: float
@@ -205,7 +205,7 @@ def _upwards(figure: Figure) -> list[float]:
     return [one if figure.better == "higher" else 1 / one for one in figure.repeats]
 
 
-def _change(a: Figure, b: Figure, seen: _Seen | None, tolerance_fraction: float) -> Change:
+def _change(a: Figure, b: Figure, seen: _Compared | None, tolerance_fraction: float) -> Change:
     before, after = median(a.repeats), median(b.repeats)
     change = after / before - 1
     outcome: Outcome = "noise"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from tonari.bench.storage.results.results import EndToEnd, Results, Way
+from tonari.bench.storage.results.results import EndToEnd, Results, TrainingWay
 
 MIB, GIB = 2**20, 2**30
 EXPECTED_AU = 90.0
@@ -32,7 +32,7 @@ def write_summaries(results: Results, directory: Path) -> None:
         (directory / name / "summary.json").write_text(json.dumps(summary, indent=4) + "\n")
 
 
-def utilisation_percent(found: EndToEnd, way: Way, *, num_ranks: int) -> list[float]:
+def utilisation_percent(found: EndToEnd, way: TrainingWay, *, num_ranks: int) -> list[float]:
     """Accelerator utilisation as MLPerf Storage defines it, by epoch.
 
     The emulated compute over the time that passed. Nothing of an epoch is left out, where DLIO
@@ -48,7 +48,7 @@ def utilisation_percent(found: EndToEnd, way: Way, *, num_ranks: int) -> list[fl
     ]
 
 
-def _summary(results: Results, found: EndToEnd, way: Way) -> dict[str, object]:
+def _summary(results: Results, found: EndToEnd, way: TrainingWay) -> dict[str, object]:
     of, num_ranks = results.environment, int(results.environment["ranks"])
     num_hosts = int(of["nodes"])
     au = utilisation_percent(found, way, num_ranks=num_ranks)

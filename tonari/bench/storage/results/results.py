@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from tonari.bench.storage.site.counters import Moved
-from tonari.bench.storage.site.evidence import Verdict
+from tonari.bench.storage.site.evidence import CacheVerdict
 from tonari.bench.storage.site.record import JsonRecord, Natural, NonNegative
 from tonari.bench.storage.site.site import Site
 
@@ -60,8 +60,8 @@ class Repeat(JsonRecord, frozen=True, kw_only=True):
     seconds: NonNegative
     bytes_of_client: Sequence[int]
     seconds_of_client: Sequence[float]
-    verdict: Verdict
-    verdict_of_node: Mapping[str, Verdict]
+    verdict: CacheVerdict
+    verdict_of_node: Mapping[str, CacheVerdict]
     moved: Moved
 
     @property
@@ -126,7 +126,7 @@ class Scaling(JsonRecord, frozen=True, kw_only=True):
     fit_error_fraction: float | None
 
 
-class Link(JsonRecord, frozen=True, kw_only=True):
+class MeasuredLink(JsonRecord, frozen=True, kw_only=True):
     """Between two nodes, one rank of each, all pairs of a round at a time.
 
     Attributes:
@@ -142,7 +142,7 @@ class Link(JsonRecord, frozen=True, kw_only=True):
     repeats: Sequence[float]
 
 
-class Way(JsonRecord, frozen=True, kw_only=True):
+class TrainingWay(JsonRecord, frozen=True, kw_only=True):
     """One way to feed training, over some epochs.
 
     Attributes:
@@ -178,7 +178,7 @@ class Way(JsonRecord, frozen=True, kw_only=True):
     prediction_error_fraction: float | None = None
     paid_after: int | None = None
     predicted_paid_after: int | None = None
-    verdict_of_epoch: Sequence[Verdict] = ()
+    verdict_of_epoch: Sequence[CacheVerdict] = ()
 
 
 class EndToEnd(JsonRecord, frozen=True, kw_only=True):
@@ -202,7 +202,7 @@ class EndToEnd(JsonRecord, frozen=True, kw_only=True):
     sample_bytes: NonNegative
     exchange_fraction: float
     hidden_fraction: float
-    ways: Sequence[Way]
+    ways: Sequence[TrainingWay]
 
 
 class Results(JsonRecord, frozen=True, kw_only=True):
@@ -222,7 +222,7 @@ class Results(JsonRecord, frozen=True, kw_only=True):
     local: Site
     phases: Sequence[Phase] = ()
     scalings: Sequence[Scaling] = ()
-    links: Sequence[Link] = ()
+    links: Sequence[MeasuredLink] = ()
     end_to_end: EndToEnd | None = None
     complete: bool = True
     problems: Sequence[str] = ()

@@ -16,7 +16,14 @@ from tonari.bench.storage.site.residency import Residency, evict, resident_bytes
 from tonari.bench.storage.site.site import Site
 
 __all__ = [
-    "Evidence", "Residency", "Verdict", "Watch", "evict", "judge", "judge_nodes", "merge",
+    "CacheVerdict",
+    "Evidence",
+    "Residency",
+    "Watch",
+    "evict",
+    "judge",
+    "judge_nodes",
+    "merge",
     "resident_bytes",
 ]  # fmt: skip
 
@@ -57,7 +64,7 @@ class Evidence(JsonRecord, frozen=True, kw_only=True):
     seconds_evicting: float = 0.0
 
 
-class Verdict(JsonRecord, frozen=True):
+class CacheVerdict(JsonRecord, frozen=True):
     """Whether this node served a phase from its memory. A server's cache is never judged.
 
     Attributes:
@@ -137,17 +144,17 @@ def merge(ranks: Sequence[Evidence]) -> Evidence:
     )
 
 
-def judge_nodes(verdicts: Mapping[str, Verdict]) -> Verdict:
+def judge_nodes(verdicts: Mapping[str, CacheVerdict]) -> CacheVerdict:
     """Judge a phase by the verdicts of its nodes: one state only where all have it."""
     states = {verdict.state for verdict in verdicts.values()}
     first = next(iter(verdicts.values()))
     if len(states) == 1:
         return first
     listed = ", ".join(f"{node} {verdict.state}" for node, verdict in verdicts.items())
-    return Verdict("unknown", f"nodes differ: {listed}")
+    return CacheVerdict("unknown", f"nodes differ: {listed}")
 
 
-def judge(evidence: Evidence, site: Site) -> Verdict:
+def judge(evidence: Evidence, site: Site) -> CacheVerdict:
     """Judge whether this node served a phase from its memory, by what was seen and nothing else.
 
     Cold: nothing of the files was in memory before, and a counter that sees this filesystem shows
@@ -156,20 +163,24 @@ def judge(evidence: Evidence, site: Site) -> Verdict:
     """
     asked, before = evidence.asked_bytes, evidence.resident_before
     if asked <= 0:
-        return Verdict("unknown", "no data was asked for")
+        return CacheVerdict("unknown", "no data was asked for")
     if before.bytes_in_files <= 0:
-        return Verdict("unknown", "the files are empty")
+        return CacheVerdict("unknown", "the files are empty")
     if site.client_cache == "pagepool":
-        return Verdict("unknown", f"{site.name} keeps data in its pagepool, which nothing shows")
+        return CacheVerdict(
+            "unknown", f"{site.name} keeps data in its pagepool, which nothing shows"
+        )
     if site.client_cache == "unknown":
-        return Verdict("unknown", f"where {site.name}'s client keeps data is not known")
+        return CacheVerdict("unknown", f"where {site.name}'s client keeps data is not known")
     counter = _counter(evidence, site)
     if evidence.direct and site.name in DIRECT_PASSES_CACHE:
         return _judge_direct(evidence, site, counter)
     if before.bytes_resident is None:
         if counter.is_its_own and counter.share(asked) <= NOTHING:
-            return Verdict("warm", f"{counter.shown(asked)}; what was in memory cannot be seen")
-        return Verdict("unknown", f"what was in memory cannot be seen; {counter.shown(asked)}")
+            return CacheVerdict(
+                "warm", f"{counter.shown(asked)}; what was in memory cannot be seen"
+            )
+        return CacheVerdict("unknown", f"what was in memory cannot be seen; {counter.shown(asked)}")
     if before.bytes_resident <= NOTHING * min(asked, before.bytes_in_files):
         return _judge_evicted(evidence, site, counter)
     return _judge_resident(evidence, before.bytes_resident, counter)
@@ -222,22 +233,26 @@ def _filled(evidence: Evidence) -> int | None:
     return max(after - before, 0)
 
 
-def _judge_direct(evidence: Evidence, site: Site, counter: _Counter) -> Verdict:
+def _judge_direct(evidence: Evidence, site: Site, counter: _Counter) -> CacheVerdict:
     asked = evidence.asked_bytes
     if counter.moved is not None and counter.share(asked) < MOST:
-        return Verdict("unknown", f"read with O_DIRECT, but {counter.shown(asked)}")
-    return Verdict("cold", f"read with O_DIRECT; {counter.shown(asked)}{_beside(evidence, site)}")
+        return CacheVerdict("unknown", f"read with O_DIRECT, but {counter.shown(asked)}")
+    return CacheVerdict(
+        "cold", f"read with O_DIRECT; {counter.shown(asked)}{_beside(evidence, site)}"
+    )
 
 
-def _judge_evicted(evidence: Evidence, site: Site, counter: _Counter) -> Verdict:
+def _judge_evicted(evidence: Evidence, site: Site, counter: _Counter) -> CacheVerdict:
     asked = evidence.asked_bytes
     if counter.share(asked) >= MOST:
         why = f"nothing was in the page cache before; {counter.shown(asked)}"
-        return Verdict("cold", f"{why}{_beside(evidence, site)}")
-    return Verdict("unknown", f"nothing was in the page cache before, but {counter.shown(asked)}")
+        return CacheVerdict("cold", f"{why}{_beside(evidence, site)}")
+    return CacheVerdict(
+        "unknown", f"nothing was in the page cache before, but {counter.shown(asked)}"
+    )
 
 
-def _judge_resident(evidence: Evidence, resident: int, counter: _Counter) -> Verdict:
+def _judge_resident(evidence: Evidence, resident: int, counter: _Counter) -> CacheVerdict:
     asked, in_files = evidence.asked_bytes, evidence.resident_before.bytes_in_files
     was = f"{resident / in_files:.1%} of the files was in the page cache before"
     # Others' traffic may go over the links, too: only as much as was asked for speaks against it.
@@ -245,11 +260,11 @@ def _judge_resident(evidence: Evidence, resident: int, counter: _Counter) -> Ver
         SOME if counter.is_its_own else MOST
     )
     if resident >= ALL * in_files and not fetched and not evidence.direct:
-        return Verdict("warm", was)
+        return CacheVerdict("warm", was)
     if counter.is_its_own and counter.share(asked) <= NOTHING:
-        return Verdict("warm", f"{was}; {counter.shown(asked)}")
+        return CacheVerdict("warm", f"{was}; {counter.shown(asked)}")
     read = "read with O_DIRECT; " if evidence.direct else ""
-    return Verdict("unknown", f"{read}{was}; {counter.shown(asked)}")
+    return CacheVerdict("unknown", f"{read}{was}; {counter.shown(asked)}")
 
 
 def _beside(evidence: Evidence, site: Site) -> str:

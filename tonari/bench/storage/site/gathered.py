@@ -7,9 +7,9 @@ import msgspec
 from dataio import World
 from tonari.bench.storage.site.counters import Moved, add_nodes
 from tonari.bench.storage.site.evidence import (
+    CacheVerdict,
     Evidence,
     Residency,
-    Verdict,
     judge,
     judge_nodes,
     merge,
@@ -17,7 +17,7 @@ from tonari.bench.storage.site.evidence import (
 from tonari.bench.storage.site.site import Site
 
 
-def gather_verdict(mine: Evidence, site: Site, world: World) -> Verdict:
+def gather_verdict(mine: Evidence, site: Site, world: World) -> CacheVerdict:
     """Judge what all ranks did together, each node by the evidence of its ranks. Collective."""
     return judge_nodes(
         {f"node {node}": judge(merge(ranks), site) for node, ranks in _by_node(mine, world).items()}

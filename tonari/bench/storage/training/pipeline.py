@@ -31,7 +31,7 @@ from tonari.bench.storage.training.own_set import (
 )
 from tonari.bench.storage.training.predict import Predicted, WayName, Workload, predict
 from tonari.bench.storage.training.rates import choose_rates
-from tonari.bench.storage.training.training import OnEpoch, Training
+from tonari.bench.storage.training.training import OnEpoch, TrainingRates
 from tonari.bench.storage.training.ways import Ran, later_s, make_way
 
 WAYS: tuple[WayName, ...] = ("null", "dataloader", "staged", "exchange", "hiding")
@@ -145,7 +145,7 @@ def run_ways(
         memory = stack.enter_context(own_directory(root / f"{name}-null"))
         data = open_shards(paths, fields, world)
         _check_enough(data, options.batch_size, world)
-        job = Training(
+        job = TrainingRates(
             world=world, data=data, step_s=_step_s(options, world, notify), workers=options.workers,
             batch_size=options.batch_size, staging_readers=options.staging_readers,
             seed=options.seed, on_epoch=on_epoch,
@@ -188,7 +188,7 @@ def _step_s(options: PipelineOptions, world: World, notify: Notify) -> float:
     return calibrate(options.calibrate, options.batch_size, world=world)
 
 
-def _run_null(job: Training, memory: Path, epochs: int) -> Ran:
+def _run_null(job: TrainingRates, memory: Path, epochs: int) -> Ran:
     """Train on as many of the samples as memory may take."""
     status = os.statvfs(memory)
     room = min(memory_room() or 0, status.f_bavail * status.f_frsize) * MEMORY_FRACTION
@@ -202,7 +202,7 @@ def _run_null(job: Training, memory: Path, epochs: int) -> Ran:
     return job.run_loader("null", paths=job.data.paths[:held], cache=memory, epochs=epochs)
 
 
-def _run_way(job: Training, options: PipelineOptions, way: WayName, own: Path) -> Ran:
+def _run_way(job: TrainingRates, options: PipelineOptions, way: WayName, own: Path) -> Ran:
     if way == "dataloader":
         return job.run_dataloader(options.dataloader_epochs)
     shuffle = Partial(options.exchange) if way in ("exchange", "hiding") else None
@@ -215,7 +215,7 @@ def _run_way(job: Training, options: PipelineOptions, way: WayName, own: Path) -
 
 
 def _predict(
-    job: Training, options: PipelineOptions, null: Ran, phases: Results
+    job: TrainingRates, options: PipelineOptions, null: Ran, phases: Results
 ) -> dict[WayName, Predicted]:
     world, data = job.world, job.data
     workload = Workload(

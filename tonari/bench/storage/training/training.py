@@ -22,13 +22,13 @@ from tonari.bench.storage.training.ways import Ran, add_read, shared_bytes
 OnEpoch = Callable[[WayName, int], None]
 
 
-class Timed:
+class TimedSteps:
     """Times its block from a common start to the end of the slowest rank. Collective."""
 
     def __init__(self, world: World, doing: str) -> None:
         self.world, self.doing, self.seconds = world, doing, 0.0
 
-    def __enter__(self) -> "Timed":
+    def __enter__(self) -> "TimedSteps":
         self.world.barrier(doing=f"begin to {self.doing}")
         self._started = time.perf_counter()
         return self
@@ -41,7 +41,7 @@ class Timed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainingRates:
     """A job that trains on shards, whatever feeds it.
 
     Attributes:
@@ -75,7 +75,7 @@ class Training:
         """Stage shards into a cache, and train from there. Collective."""
         world = self.world
         self._evict()
-        with Timed(world, f"stage ({name})") as staging:
+        with TimedSteps(world, f"stage ({name})") as staging:
             loader = Loader(
                 paths, batch_size=self.batch_size, fields=self.data.fields, cache=cache,
                 shuffle=shuffle, importance=importance, seed=self.seed, world=world,
@@ -88,7 +88,7 @@ class Training:
             numbers = loader.epochs(epochs)
             self.on_epoch(name, 0)
             for done in range(1, epochs + 1):
-                with Timed(world, f"train ({name})") as epoch:
+                with TimedSteps(world, f"train ({name})") as epoch:
                     next(numbers)  # Ends the epoch before; its time counts for this one.
                     trained = self._train(_rows(loader))
                 self.on_epoch(name, done)
@@ -121,7 +121,7 @@ class Training:
                 asked = samples.asked_bytes(batches.set_epoch(epoch), self.data.sample_bytes)
                 read = batches.read_bytes()
                 with Watch(self.data.files, site, cold=epoch == 0) as watch:
-                    with Timed(world, "train (dataloader)") as timed:
+                    with TimedSteps(world, "train (dataloader)") as timed:
                         number = self._train(iter(batches))
                 self.on_epoch("dataloader", epoch + 1)
                 epoch_s.append(timed.seconds)

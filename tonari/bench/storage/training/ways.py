@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from tonari.bench.storage.results.results import Way
+from tonari.bench.storage.results.results import TrainingWay
 from tonari.bench.storage.site.counters import Moved
-from tonari.bench.storage.site.evidence import BLOCK_BACKED, Verdict
+from tonari.bench.storage.site.evidence import BLOCK_BACKED, CacheVerdict
 from tonari.bench.storage.site.site import Site
 from tonari.bench.storage.training.predict import Predicted, WayName, paid_after
 
@@ -22,10 +22,12 @@ class Ran:
     samples: list[int]
     moved: Mapping[str, int | None]
     staging_bytes: int | None
-    verdicts: Sequence[Verdict] = ()
+    verdicts: Sequence[CacheVerdict] = ()
 
 
-def make_way(name: WayName, ran: Ran, all_ran: Mapping[WayName, Ran], predicted: Predicted) -> Way:
+def make_way(
+    name: WayName, ran: Ran, all_ran: Mapping[WayName, Ran], predicted: Predicted
+) -> TrainingWay:
     """Hold one way against null storage, the DataLoader and its prediction. Pure."""
     null, shared = all_ran["null"], all_ran.get("dataloader")
     later = later_s(ran.epoch_s)
@@ -40,7 +42,7 @@ def make_way(name: WayName, ran: Ran, all_ran: Mapping[WayName, Ran], predicted:
     # Null storage was there before anything was predicted, and fetched nothing that counts.
     is_real = name != "null"
     is_said = bool(predicted.epoch_s) and is_real
-    return Way(
+    return TrainingWay(
         name=name, staging_s=ran.staging_s if is_real else 0.0, epoch_s=ran.epoch_s,
         samples_of_epoch=ran.samples,
         utilisation_fraction=null_sample_s * sum(ran.samples[1:]) / sum(ran.epoch_s[1:]),

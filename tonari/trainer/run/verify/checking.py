@@ -22,11 +22,18 @@ from tonari.trainer.run.loop import train_observed
 from tonari.trainer.run.own import Loss, MakeOptimizer, Own, Transform
 from tonari.trainer.run.step import EvaluationMeans
 from tonari.trainer.run.tasks import Task
-from tonari.trainer.run.verify.compare import Compared, Difference
+from tonari.trainer.run.verify.compare import Compared, TensorDifference
 from tonari.trainer.run.verify.double import InDouble
 from tonari.trainer.run.verify.layers import Layers, choose_layers, with_layers
 from tonari.trainer.run.verify.plain import Plain
-from tonari.trainer.run.verify.recording import Cut, Held, Ranks, Recorded, RecordedStep, Recorder
+from tonari.trainer.run.verify.recording import (
+    Cut,
+    Held,
+    Ranks,
+    Recorded,
+    RecordedStep,
+    StepRecorder,
+)
 from tonari.trainer.run.verify.rows import first_rows
 from tonari.trainer.watch.launch import join
 
@@ -58,7 +65,7 @@ class Verdict:
 
     mesh: str
     figures: Mapping[str, str]
-    differences: tuple[Difference, ...]
+    differences: tuple[TensorDifference, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     tolerance: float = 0.0
@@ -236,7 +243,7 @@ def run_on_mesh(
     """
     short, own = short_run(config, own, directory, layers, steps=steps)
     for number, last in enumerate((_epoch_steps(steps) + 1, steps)):
-        recorder = Recorder(keep=(0, steps - 1))
+        recorder = StepRecorder(keep=(0, steps - 1))
         part = replace(short, run=replace(short.run, max_steps=last))
         train_observed(part, own, observer=recorder)
         assert recorder.found is not None, "it has begun"

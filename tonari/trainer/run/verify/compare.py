@@ -25,7 +25,7 @@ WHOLE = 1e-3
 
 
 @dataclass(frozen=True)
-class Difference:
+class TensorDifference:
     """Something that a mesh has otherwise than one process.
 
     Attributes:
@@ -71,7 +71,7 @@ class Compared:
 
     tolerance: float
     apart: dict[str, float] = field(default_factory=dict)
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[TensorDifference] = field(default_factory=list)
     count: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -92,7 +92,7 @@ class Compared:
         """Compare two tensors.
 
         Args:
-            figure, when, name, where: See `Difference`.
+            figure, when, name, where: See `TensorDifference`.
             found: Of the mesh.
             expected: Of one process.
             scale: Least number of which differences are shares.
@@ -100,7 +100,9 @@ class Compared:
         self.count += 1
         if found.shape != expected.shape:
             shapes = f"{list(found.shape)} in place of {list(expected.shape)}"
-            self._differ(Difference(figure, when, f"{name} is {shapes}", where, *3 * [math.nan]))
+            self._differ(
+                TensorDifference(figure, when, f"{name} is {shapes}", where, *3 * [math.nan])
+            )
             return
         if not expected.numel():
             return
@@ -119,7 +121,7 @@ class Compared:
         )
         if not apart <= (max(self.tolerance, NARROW) if narrow else self.tolerance):
             values = [float(each[worst].real) for each in (own, other)]
-            self._differ(Difference(figure, when, name, where, apart, *values))
+            self._differ(TensorDifference(figure, when, name, where, apart, *values))
 
     def state(
         self, when: str, ranks: Sequence[RankState], expected: Sequence[Mapping[Key, Tensor]],
@@ -153,7 +155,7 @@ class Compared:
             whole = expected[replica].get(key)
             if whole is None:
                 words = f"{named}: the mesh has it, one process has none"
-                self._differ(Difference(its, when, words, where, *3 * [math.nan]))
+                self._differ(TensorDifference(its, when, words, where, *3 * [math.nan]))
                 continue
             self.tensor(
                 its, when, named, each.value, each.part_of(whole), where=where,
@@ -162,7 +164,7 @@ class Compared:
         for key in expected[0].keys() - seen:
             words = f"{' of '.join(key) if key[0] not in ('weight', 'buffer') else key[1]}: no rank"
             its = figure or _figure(key[0])
-            self._differ(Difference(its, when, f"{words} has it", "", *3 * [math.nan]))
+            self._differ(TensorDifference(its, when, f"{words} has it", "", *3 * [math.nan]))
 
     def leave_out(self, figure: str, why: str) -> None:
         """Say why something is not compared; what differs in it says nothing."""
@@ -187,7 +189,7 @@ class Compared:
                 found[figure] = f"equal ({apart:.0e})" if apart > 1e-12 else "equal"
         return found
 
-    def _differ(self, difference: Difference) -> None:
+    def _differ(self, difference: TensorDifference) -> None:
         self.apart[difference.figure] = max(
             self.apart.get(difference.figure, 0.0), abs(difference.apart) or 0.0
         )

@@ -48,7 +48,7 @@ TOLERANCES = {"float64": (1e-6, 1e-6), "float32": (1e-3, 2e-3), "bfloat16": (0.0
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _ComparedStep:
     """A rank's part of the first step."""
 
     replica: int
@@ -122,10 +122,10 @@ class FirstStep(Observer):
             return
         assert step.norm is not None, "asked for"
         place, world = run.pipeline.place, run.job.world
-        seen = _Seen(
+        seen = _ComparedStep(
             place.replica, place.reads, place.rank == place.scorer, self._batches, self._losses
         )
-        everyone: list[_Seen | None] | None = None
+        everyone: list[_ComparedStep | None] | None = None
         if world.rank == 0:
             everyone = [None] * world.world_size
         run.job.watchdog.rest()
@@ -140,7 +140,7 @@ class FirstStep(Observer):
             _note(run.config, self._key)
 
 
-def _compare(run: Begun, ranks: Sequence[_Seen], norm: float, number: int) -> str:
+def _compare(run: Begun, ranks: Sequence[_ComparedStep], norm: float, number: int) -> str:
     """Do the step in plain torch; say what differs, nothing where nothing does."""
     started = time.monotonic()
     place = run.pipeline.place
@@ -208,7 +208,7 @@ def _compare(run: Begun, ranks: Sequence[_Seen], norm: float, number: int) -> st
     )
 
 
-def _joined(ranks: Sequence[_Seen], replica: int, position: int) -> Columns:
+def _joined(ranks: Sequence[_ComparedStep], replica: int, position: int) -> Columns:
     found: Columns = {}
     for rank in ranks:
         if rank.replica == replica and (rank.reads or rank.scores):

@@ -98,7 +98,7 @@ class Plain:
         self._optimizer = make(self._parameters)
         rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._rates = [rate / max(rates) if max(rates) else 1.0 for rate in rates]
-        self._operations, self._evaluating = _Operations(), _Operations()
+        self._operations, self._evaluating = _PlainOperations(), _PlainOperations()
         self._averages: list[dict[str, Tensor]] = []
         self.apart: float | None = None
         self.why, self._has_extra = "", False
@@ -360,7 +360,7 @@ class _Keyed:
         self.register_forward_pre_hook = plain_of(model).register_forward_pre_hook
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _PlainOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes whether random numbers are drawn, and whether some is computed in less than double."""
 
     def __init__(self) -> None:

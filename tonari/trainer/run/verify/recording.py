@@ -204,7 +204,7 @@ def _join(columns: Iterable[Columns]) -> Columns:
     return found
 
 
-class Recorder(Observer):
+class StepRecorder(Observer):
     """Writes down a start of a run.
 
     Args:
