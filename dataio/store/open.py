@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import xxhash
 
-from dataio.arguments import Arguments
 from dataio.base.errors import CacheBusyError, CacheError, CacheStagingError
 from dataio.base.filesystem import cache_directory
 from dataio.base.own import distrust
@@ -31,6 +31,9 @@ from dataio.store.quota_agreement import agree_on_budget
 from dataio.store.share import Share, guess_heap_bytes, guess_shard_bytes, guess_variable_bytes
 from dataio.world import World
 
+if TYPE_CHECKING:  # it imports torch, and the commands of caches do without
+    from dataio.arguments import Arguments
+
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05
@@ -40,7 +43,7 @@ def open_cache(
     source: Source,
     fields: Mapping[str, Field],
     share: Share,
-    arguments: Arguments,
+    arguments: "Arguments",
     world: World,
     *,
     root: Path,
@@ -85,7 +88,7 @@ def _wanted(
     source: Source,
     fields: Mapping[str, Field],
     share: Share,
-    arguments: Arguments,
+    arguments: "Arguments",
     world: World,
     *,
     root: Path,

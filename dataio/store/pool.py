@@ -4,11 +4,11 @@ import contextlib
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.arguments import Arguments
 from dataio.plan.history import Scores, needs_outcome, score_dtype
 from dataio.plan.placement import Placement
 from dataio.rows.fields import Field
@@ -24,6 +24,9 @@ from dataio.store.repair import repair_rows
 from dataio.store.share import Share
 from dataio.store.streaming import SlotsOf, Streamed, Streaming
 from dataio.world import World
+
+if TYPE_CHECKING:  # it imports torch, and the commands of caches do without
+    from dataio.arguments import Arguments
 
 MOST_BYTES = 2**32 - 1
 """More than a row has: what the scores' column holds."""
@@ -61,7 +64,7 @@ class Pool:
         source: Source,
         fields: Mapping[str, Field],
         share: Share,
-        arguments: Arguments,
+        arguments: "Arguments",
         world: World,
         *,
         root: Path,

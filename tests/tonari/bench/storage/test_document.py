@@ -71,7 +71,7 @@ def test_documents_keep_to_the_schema_with_and_without_optional_parts(document, 
 def test_the_schema_describes_every_figure_of_a_repeat(validator):
     described = validator.schema["$defs"]["Repeat"]
     assert "seconds: From the common start" in described["description"]
-    assert described["properties"]["verdict"]["$ref"] == "#/$defs/Verdict"
+    assert described["properties"]["verdict"]["$ref"] == "#/$defs/CacheVerdict"
 
 
 REPEAT = ("phases", 0, "repeats", 0)
