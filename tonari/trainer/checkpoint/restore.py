@@ -1,5 +1,6 @@
 """Choose the checkpoint that a run goes on from, check all its files, and load it."""
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -129,8 +130,9 @@ def restore(
     """
     progress = read_progress(path)
     whole = nn.ModuleList(parts)
+    kept = {"params"} | _kept_in_groups(optimizer)
     settings = [
-        {name: value for name, value in group.items() if name != "params"}
+        {name: value for name, value in group.items() if name not in kept}
         for group in optimizer.param_groups
     ]
     own = read_state(whole, optimizer, average)
@@ -163,16 +165,32 @@ def restore(
                 value.detach().copy_(read)
             else:
                 named[name] = read
+    # torch looks for the settings of a group under the name of its first parameter.
+    groups = optimizer.param_groups
+    optimizer.param_groups = [group for group in groups if group["params"]]
     set_state_dict(
         whole, optimizer, options=OPTIONS,
         model_state_dict=own["model"], optim_state_dict=own["optimizer"],
     )  # fmt: skip
+    filled = iter(optimizer.param_groups)
+    optimizer.param_groups = [next(filled) if group["params"] else group for group in groups]
     for group, given in zip(optimizer.param_groups, settings, strict=True):
         group.update(given)
     for name in unused:
         optimizer.state.pop(names[name], None)
     loader.restore(path / "loader")
     return progress
+
+
+def _kept_in_groups(optimizer: torch.optim.Optimizer) -> set[str]:
+    """Name what an optimizer's groups have that nobody gave, such as a count of its steps."""
+    given = {
+        name
+        for kind in type(optimizer).__mro__
+        if "__init__" in vars(kind)
+        for name in inspect.signature(kind.__init__).parameters
+    }
+    return set(optimizer.defaults) - given
 
 
 def _leave_out_unused(named: Named, reader: PlainReader, parameters: Collection[str]) -> set[str]:

@@ -257,6 +257,12 @@ def _shard(part: StagedModel, mesh: DeviceMesh, *, dtype: Dtype, offload: bool) 
                 "dimensions, expected one at least: torch's fully_shard, by which shards, offload, "
                 "bfloat16 and large replicas are kept, takes no other; give it the shape (1,)"
             )
+        if not parameter.numel():
+            raise ConfigError(
+                f"{name.removeprefix('wrapped.')} of {kind} is a parameter of no numbers "
+                f"({list(parameter.shape)}), expected one at least: torch's fully_shard fails in "
+                "the backward pass; leave it out, or make it a buffer"
+            )
     precision = MixedPrecisionPolicy()
     if dtype == "bfloat16":
         precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -1,6 +1,7 @@
 """One batch forward and back through the stages, on any mesh: gradients, and a score a row."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, cast
@@ -113,6 +114,10 @@ def check_microbatches(
         )
 
 
+MOST_WITHOUT_GRADIENT = 8
+"""Passes in a row, from the first on, that may leave out all weights by a draw."""
+
+
 class Pipeline:
     """Trains and scores batches of one shape. Its methods are collective over a replica.
 
@@ -172,6 +177,7 @@ class Pipeline:
         self._rows = torch.arange(batch_size).chunk(microbatches)
         self._batch_size = batch_size
         self._syncs = True
+        self._passes_without_gradient: float = 0
         # Of the batch at hand.
         self._target = self._weight = torch.empty(0)
         self._judges = True
@@ -314,9 +320,19 @@ class Pipeline:
             loss = self._loss(part(_rows_of(inputs, rows)), rows)
             if backward:
                 self._set_sync(part, sync and number == len(self._rows))
-                # A draw may have left out all weights; where there are none, torch says so.
-                if loss.requires_grad or not any(each.requires_grad for each in part.parameters()):
+                # A draw may have left out all weights.
+                if loss.requires_grad:
                     loss.backward()  # type: ignore[no-untyped-call]
+                    self._passes_without_gradient = -math.inf
+                elif self._passes_without_gradient < MOST_WITHOUT_GRADIENT:
+                    self._passes_without_gradient += 1
+                else:
+                    kind = type(getattr(part, "wrapped", part)).__name__
+                    raise ConfigError(
+                        f"{kind}: no loss of the first {MOST_WITHOUT_GRADIENT} had a "
+                        "gradient, so that nothing was trained; let its forward compute with "
+                        "gradients (no torch.no_grad, inference_mode or detach around all of it)"
+                    )
 
     def _set_sync(self, part: nn.Module, sync: bool) -> None:
         if sync != self._syncs and isinstance(part, FSDPModule):

@@ -302,6 +302,7 @@ def trace(
             handed.append(Handed(key, made, used, its, gradient, key))
         else:
             refusals.append(Refusal(made, used, _unlike(type(module).__name__)))
+    refusals += three.stopped_gradients()
     return ModelTrace(
         phases={name: frozenset(found) for name, found in three.phases.items()},
         changed=three.changed,
@@ -475,6 +476,7 @@ class _Pass(TorchFunctionMode):
                 f"{self._kind}.forward called {self.now.phase + 1} of the {len(self._blocks)} "
                 "layers named, expected each once, in their order; name the layers that it calls"
             )
+        self._given_back = tensors_of((called,), {})
         self.logits = self._output(called)
         self.flops = int(counter.get_total_flops())
 
@@ -538,6 +540,29 @@ class _Pass(TorchFunctionMode):
             ) and self._memory.memory(value).follows
         )  # fmt: skip
         return Calls(tuple(self._names_called), filled)
+
+    def stopped_gradients(self) -> list[Refusal]:
+        """Refuse cuts by which no gradient goes back, of a tensor that was computed with one.
+
+        A stage would get zeros for it, where one process has no gradient at all: weights decay.
+        """
+        ahead = [each.grad_fn for each in self._given_back if each.grad_fn is not None]
+        reached = set(ahead)
+        while ahead:
+            for node, _ in ahead.pop().next_functions:
+                if node is not None and node not in reached:
+                    reached.add(node)
+                    ahead.append(node)
+        return [
+            Refusal(
+                cut - 1, cut,
+                f"{self._kind}.forward stops the gradient in {_place(cut)}, expected that one goes "
+                "back from each layer to those before it: weights of earlier stages would get "
+                "zeros in place of no gradient; cut it elsewhere, or leave mesh.pp out",
+            )
+            for cut, hidden in enumerate(self.taken[: len(self._blocks)])
+            if hidden.grad_fn is not None and hidden.grad_fn not in reached
+        ]  # fmt: skip
 
     def refusals(self) -> list[Refusal]:
         """Say where the module cannot be cut."""

@@ -1,5 +1,6 @@
 """From settings to the things a run is made of."""
 
+import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from tonari.trainer.mesh.place import Place, num_stages, place_of
 from tonari.trainer.mesh.swap import Swap
 from tonari.trainer.models import Adapted, StagedModel, deferred, seeded
 from tonari.trainer.models.staged import without_data
+from tonari.trainer.private.norms import BatchNorm
 from tonari.trainer.run.contracts import check_columns, check_rows_apart, check_settings
 from tonari.trainer.run.data import text_sources, token_field
 from tonari.trainer.run.images import evaluation_fields, image_fields, image_task, normalise
@@ -44,6 +46,8 @@ from tonari.trainer.run.packed import (
 from tonari.trainer.run.tasks import NextToken, Task
 from tonari.trainer.watch.launch import Job
 from tonari.trainer.watch.peak import peak_flops_per_s
+
+log = logging.getLogger(__name__)
 
 ROWS = "rows"
 """In a run's directory: the log of which rows were trained, see `dataio.Reports`."""
@@ -279,6 +283,12 @@ def build_rank(
     if own.task is not None or own.loss is not None:
         cut_by = _what_parts_a_step(config, place, layout.microbatches)
         check_rows_apart(model, task, fields, cut_by=cut_by)
+    if not any(each.requires_grad for each in model.parameters()):
+        kind = type(model.wrapped if isinstance(model, Adapted) else model).__name__
+        raise ConfigError(
+            f"{kind} has no weights that are trained, expected one at least; leave requires_grad "
+            "of some as it is"
+        )
     flops = model.flops_per_row()
     # Parameters of that precision; bfloat16 is that of the computation only.
     model = model.double() if settings.dtype == "float64" else model
@@ -407,6 +417,19 @@ def build_loader(
     except ValueError as error:
         raise ConfigError(f"[data]: {error}") from error
     return loader, test
+
+
+def warn_of_padding(config: Config, pipeline: Pipeline, loader: ReplicaLoader) -> None:
+    """Say that rows which fill up an epoch's last batch count in batch statistics, if they may."""
+    rows = config.data.batch_size * pipeline.place.num_replicas
+    fills_up = loader.num_samples % rows or config.importance.kind != "full"
+    modules = (each for part in pipeline.parts for each in part.modules())
+    norms = (each for each in modules if isinstance(each, BatchNorm))
+    if fills_up and not config.data.drop_last and any(each.training for each in norms):
+        log.warning(
+            "the model has batch norm, and rows of weight 0 fill up the last batch of an epoch: "
+            "they count in its statistics; give data.drop_last=true where that matters"
+        )
 
 
 def build_pace(config: Config, *, num_replicas: int, epoch_batches: int) -> Pace:

@@ -93,14 +93,18 @@ def check_rows_apart(
     """
     if not cut_by:
         return
-    try:
-        found = _losses_of_changed_row(model, task, fields)
-    except Exception:
-        # It looks at values, or at what only batches have.
-        return
-    if found is None:
-        return
-    losses, again, changed = found
+    # A loss of pairs has none among rows that are all of one class.
+    for mixed in (False, True):
+        try:
+            found = _losses_of_changed_row(model, task, fields, mixed=mixed)
+        except Exception:
+            # It looks at values, or at what only batches have.
+            continue
+        if found is not None:
+            _check_apart(*found, cut_by)
+
+
+def _check_apart(losses: Tensor, again: Tensor, changed: Tensor, cut_by: str) -> None:
     if losses.shape != (ROWS,) or not torch.equal(losses, again):
         return  # Of another shape, which is refused elsewhere; or it draws.
     others = slice(0, ROWS - 1)
@@ -113,9 +117,12 @@ def check_rows_apart(
 
 
 def _losses_of_changed_row(
-    model: StagedModel, task: Task, fields: Mapping[str, dataio.Field]
+    model: StagedModel, task: Task, fields: Mapping[str, dataio.Field], *, mixed: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Compute made-up rows' losses twice, and once with other logits in the last row."""
+    """Compute made-up rows' losses twice, and once with other logits in the last row.
+
+    Their targets are made of ones, or where they are ``mixed`` of zeros in every other row.
+    """
     columns = {name: fields[name] for name in task.columns.target if name in fields}
     if any(shape_of(its) is None for its in columns.values()):
         return None
@@ -125,6 +132,10 @@ def _losses_of_changed_row(
     changed = logits.clone()
     changed[-1] = torch.randn(shape[1:], generator=generator)
     with without_trace(task), torch.no_grad():
-        target = task.target(batch_of_ones(columns, ROWS))
+        batch = batch_of_ones(columns, ROWS)
+        if mixed:
+            for column in batch.values():
+                column[::2] = 0
+        target = task.target(batch)
         one, again, other = (task.losses(each, target) for each in (logits, logits, changed))
     return one, again, other

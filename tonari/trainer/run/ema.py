@@ -59,9 +59,14 @@ class WeightAverage:
             steps: Of the run that are done, this one included.
         """
         kept = min(self._decay, (1 + steps) / (10 + steps))
-        means, values = _local(self.state.values()), _local(self._own())
-        if means:
+        pairs = [*zip(_local(self.state.values()), _local(self._own()), strict=True)]
+        averaged = [each for each in pairs if each[0].is_floating_point() or each[0].is_complex()]
+        if averaged:
+            means, values = (list(each) for each in zip(*averaged, strict=True))
             foreach.lerp_(means, values, 1 - kept)
+        for mean, value in pairs:
+            if not (mean.is_floating_point() or mean.is_complex()):
+                mean.copy_(value)  # whole numbers, as of a base that is quantised, have no mean
 
     def average_buffers(self, mesh: DeviceMesh) -> None:
         """Give every replica the mean of all replicas' averaged batch statistics. Collective."""

@@ -29,6 +29,7 @@ from tonari.trainer.run.build import (
     build_pace,
     build_parallel,
     make_evaluation_fields,
+    warn_of_padding,
 )
 from tonari.trainer.run.ema import WeightAverage
 from tonari.trainer.run.mixing import mark_draws
@@ -279,6 +280,8 @@ class Run:
         self._on_epoch, self._skips = on_epoch, skips
         self._own, self._observer = own, observer
         run, rank = config.run, job.world.rank
+        if rank == 0:
+            warn_of_padding(config, self._pipeline, loader)
         directory = Path(run.directory)
         checkpoints = Checkpoints(
             directory / "checkpoints", keep=run.keep_checkpoints, background=run.checkpoint_async

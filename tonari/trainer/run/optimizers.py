@@ -31,13 +31,21 @@ def make_optimizer(
     if make is None:
         made = build_optimizer(config, parameters)
     else:
-        made = make(parameters)
+        given = list(parameters)
+        made = make(given)
         if not isinstance(made, torch.optim.Optimizer):
             raise ConfigError(
                 f"the optimizer is {type(made).__name__}, expected a torch.optim.Optimizer; let "
                 "the function that makes it return one"
             )
         _check_closure(type(made), f"the optimizer is {type(made).__name__}")
+        own = {id(each) for each in given}
+        if any(id(each) not in own for group in made.param_groups for each in group["params"]):
+            raise ConfigError(
+                f"optimizer= made a {type(made).__name__} of weights that are not the model's, "
+                "expected those that it is given; write optimizer=lambda parameters: "
+                f"{type(made).__name__}(parameters, ...)"
+            )
     step_on_whole_weights(made)
     return made
 
@@ -123,6 +131,10 @@ def _find(kind: str) -> Callable[..., torch.optim.Optimizer]:
 
 
 def _check_closure(kind: type[torch.optim.Optimizer], found: str) -> None:
+    if issubclass(kind, torch.optim.SparseAdam):
+        raise ConfigError(
+            f"{found}, which steps on sparse gradients alone; choose one that takes dense ones"
+        )
     closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(

@@ -58,6 +58,21 @@ class Own:
     loss: Loss | None = None
     sources: tuple[dataio.Source, dataio.Source | None] | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.model, nn.Module):
+            raise ConfigError(
+                f"model= is a {type(self.model).__name__} that is made, expected a function that "
+                "makes it, on each rank by itself; give model=lambda: ..."
+            )
+        if isinstance(self.optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"optimizer= is a {(name := type(self.optimizer).__name__)} that is made, expected "
+                f"a function of the parameters; give optimizer=lambda parameters: "
+                f"{name}(parameters, ...)"
+            )
+        if isinstance(self.task, type):
+            raise ConfigError(f"task= is the class {self.task.__name__}, expected an object of it")
+
 
 def import_model(path: str) -> Callable[..., nn.Module]:
     """Import ``package.module:name``.

@@ -80,6 +80,7 @@ class Classify:
 
     def losses(self, logits: Tensor, target: Tensor) -> Tensor:
         """Compute the cross-entropy of floating[batch, classes]."""
+        check_classes(target, logits.shape[-1], self.columns.target[0])
         return cross_entropy(logits, target)
 
     def outcome(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,6 +143,23 @@ class NextToken:
         return tokens.long().chunk(self._cp.size(), dim=1)[self._cp.get_local_rank()].contiguous()
 
 
+NO_CLASS = -(2**63)
+"""No label is: one below 0 is an error."""
+
+
+def check_classes(target: Tensor, classes: int, column: str) -> None:
+    """Refuse labels that are no number of a class, where they can be seen without waiting."""
+    if type(target) is not Tensor or target.device.type != "cpu":
+        return
+    wrong = target[(target < 0) | (target >= classes)]
+    if len(wrong):
+        raise ConfigError(
+            f"{column} holds {int(wrong[0])}, expected a class from 0 to {classes - 1}, as the "
+            f"model has {classes}; give model.num_classes as many as there are, number classes "
+            "from 0 (transform=), or leave such rows out (data.exclude)"
+        )
+
+
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """Compute a loss a row, in float32 at least.
 
@@ -151,7 +169,8 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """
     logits = _precise(logits)
     if not isinstance(logits, DTensor):
-        return F.cross_entropy(logits, target, reduction="none")
+        # torch leaves out -100 in silence.
+        return F.cross_entropy(logits, target, reduction="none", ignore_index=NO_CLASS)
     # Not torch's loss_parallel: it wants the backward pass in its context too, which is not ours.
     largest, _ = _largest(logits)
     exponents = (logits.to_local() - largest[:, None]).exp().sum(dim=1)

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 ELEMENTWISE = {
     optim.ASGD, optim.SGD, optim.Adadelta, optim.Adagrad, optim.Adam, optim.Adamax, optim.AdamW,
-    optim.NAdam, optim.RAdam, optim.RMSprop, optim.Rprop,
+    optim.NAdam, optim.RAdam, optim.RMSprop,
 }  # fmt: skip
 
 MOST_APART = 0.02
