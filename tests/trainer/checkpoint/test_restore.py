@@ -67,6 +67,49 @@ def test_a_run_goes_on_with_a_parameter_that_no_step_has_used(tmp_path: Path, ad
     assert all(map(torch.equal, first.train(2), second.train(2)))
 
 
+class Slowing(torch.optim.Optimizer):
+    """Steps that become shorter, by a count that it keeps in its groups, as Prodigy keeps ``d``."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr, "count": 0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["count"] += 1
+            for each in group["params"]:
+                self.state[each]["steps"] = torch.tensor(group["count"])
+                each.add_(each.grad, alpha=-group["lr"] / group["count"])
+
+
+def test_what_an_optimizer_keeps_in_its_groups_goes_on_and_what_was_given_is_as_given(
+    tmp_path: Path,
+) -> None:
+    first, second = Start(), Start()
+    first.optimizer = Slowing(first.model.parameters(), lr=0.1)
+    second.optimizer = Slowing(second.model.parameters(), lr=0.1)
+    first.train(2)
+    path = first.save(tmp_path)
+    second.restore(path)
+    assert [group["count"] for group in second.optimizer.param_groups] == [2]
+    assert all(map(torch.equal, first.train(2), second.train(2)))
+    third = Start()
+    third.optimizer = Slowing(third.model.parameters(), lr=0.2)
+    third.restore(path)
+    assert [(group["lr"], group["count"]) for group in third.optimizer.param_groups] == [(0.2, 2)]
+
+
+@pytest.mark.parametrize("adam", [False, True])
+def test_a_group_without_weights_on_this_stage_goes_on(tmp_path: Path, adam: bool) -> None:
+    first, second = Start(adam=adam), Start(adam=adam)
+    for start in (first, second):
+        start.optimizer.param_groups.insert(0, {**start.optimizer.param_groups[0], "params": []})
+    first.train(2)
+    second.restore(first.save(tmp_path))
+    assert [len(group["params"]) == 0 for group in second.optimizer.param_groups] == [True, False]
+    assert all(map(torch.equal, first.train(2), second.train(2)))
+
+
 def test_a_checkpoint_of_an_optimizer_that_remembers_nothing_is_another_s(tmp_path: Path) -> None:
     first = Start()
     first.optimizer = torch.optim.SGD(first.model.parameters(), lr=0.1)
