@@ -51,7 +51,11 @@ def read_npy(
     """Read the array of an ``.npy``; FieldError if it is none."""
     try:
         with NPY_LOCK:
-            return np.asarray(np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False))
+            file = io.BytesIO(raw)
+            array = np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+        if behind := len(raw) - file.tell():
+            raise ValueError(f"{behind} bytes behind the array")
+        return array
     except (ValueError, EOFError) as error:
         reject(field, raw, where, expected, "Bytes", error)
 
