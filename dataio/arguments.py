@@ -10,6 +10,7 @@ from dataio.base.filesystem import is_named
 from dataio.excluding import Exclude
 from dataio.opening import Openable
 from dataio.options import NodeCache, Reports, Staging, Workers, check_least
+from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Importance, Local, Shuffle
 from dataio.rows.fields import Field
 from dataio.rows.samples import BatchTransform, Collate, OnError, Transform
@@ -57,6 +58,11 @@ class Arguments:
     def shuffle_or_local(self) -> Shuffle:
         """Which node holds which row."""
         return self.shuffle if self.shuffle is not None else Local()
+
+    @property
+    def columns(self) -> tuple[ScoreColumn, ...]:
+        """What is remembered of a row's reports."""
+        return self.importance.columns if self.importance is not None else ()
 
     @property
     def foreign(self) -> bool:

@@ -42,6 +42,7 @@ from dataio.state.reported import Reported
 from dataio.state.resume import RunIdentity
 from dataio.store.field_reader import FieldReader
 from dataio.store.moves import Moves
+from dataio.store.open import NodeRows
 from dataio.store.share import Share, lay_out
 from dataio.world import World
 
@@ -124,7 +125,7 @@ class Training(Session):
             placements.num_leaving,
         )
         super().__init__(
-            source, fields, share, arguments, world, root=lasting.opener.root,
+            NodeRows(source, fields, share, arguments, world, lasting.opener.root),
             pinned=lasting.delivery.pinned, are_excluded=exclusion.flags, earlier=earlier,
         )  # fmt: skip
         pool, gather, figures = self.pool, self.gather, lasting.figures
