@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from dataio.base.atomic import write_record
+from dataio.base.bits import digest
 from dataio.base.checked import checked
-from dataio.base.digest import digest
 from dataio.base.errors import StateError
 from dataio.base.permutation import permute
 from dataio.base.seeding import Key, key

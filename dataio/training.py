@@ -8,11 +8,11 @@ from pathlib import Path
 
 from dataio.agreement import agreed, check_agreement, check_batch_size, check_growth, check_policy
 from dataio.arguments import Arguments, find_device
-from dataio.base.digest import digest
+from dataio.base.bits import digest
 from dataio.base.filesystem import cache_directory
 from dataio.base.seeding import ORDER_VERSION
 from dataio.batch.deliver import Delivery
-from dataio.batch.epoch_line import EpochLine
+from dataio.batch.epoch_line import EpochLine, check_metrics
 from dataio.batch.feed import Feed
 from dataio.batch.figures import Figures
 from dataio.batch.meter import Meter
@@ -36,7 +36,6 @@ from dataio.source import Source
 from dataio.source.base import costs_of
 from dataio.source.classes import Classes
 from dataio.source.wrap.growing import GrowingSource, as_growing
-from dataio.state.metrics import check_metrics
 from dataio.state.report import Feedback
 from dataio.state.reported import Reported
 from dataio.state.resume import RunIdentity

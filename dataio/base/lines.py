@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dataio.base.digest import digest
+from dataio.base.bits import digest
 from dataio.base.errors import DamagedFileError
 
 WHOLE = re.compile(rb'"checksum": ".{18,19}$|checksum.{4}[0-9a-f]{16}"}$', re.DOTALL)

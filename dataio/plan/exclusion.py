@@ -7,8 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.bits import count_ones
-from dataio.base.digest import digest
+from dataio.base.bits import count_ones, digest
 from dataio.plan.layout import Layout
 
 BLOCK = 1 << 21

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.digest import digest
+from dataio.base.bits import digest
 from dataio.base.errors import StateError
 from dataio.base.seeding import ORDER_VERSION
 from dataio.plan.layout import Layout

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from dataio.base.digest import digest
+from dataio.base.bits import digest
 from dataio.base.lines import read_checked_lines
 from tests.forked.python import ForkedPython
 from tests.multirank import launch_command, run_job
