@@ -4,12 +4,12 @@ Nothing is listed here: names, types and defaults are those of its signature, ra
 checks itself.
 """
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_origin, get_type_hints
 
+from dataio.base.annotations import nearest
 from tonari.trainer.config.settings import check_known, check_setting, make_setting, missing_setting
 from tonari.trainer.errors import ConfigError
 
@@ -60,10 +60,9 @@ class Named:
             ConfigError: Names those that there are.
         """
         if kind not in self.kinds:
-            (near,) = difflib.get_close_matches(kind, self.kinds, n=1, cutoff=0)
             raise ConfigError(
                 f'{self.key} is "{kind}", expected one of {", ".join(map(repr, self.kinds))}, or '
-                f"package.module:Name of your own; did you mean {near!r}?"
+                f"package.module:Name of your own; did you mean {nearest(kind, self.kinds)!r}?"
             )
 
     def default(self, kind: str, name: str) -> Any:
