@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from dataio.arguments import Arguments, find_device
-from dataio.base.bits import digest
 from dataio.base.checked import checked, checked_call
 from dataio.base.errors import StateError
 from dataio.base.location import check_path
+from dataio.base.seeding import digest
 from dataio.batch.process_checks import end_if_unguarded
 from dataio.epochs import Epochs
 from dataio.evaluation import Evaluation

@@ -16,11 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from dataio.base.atomic import write_record
-from dataio.base.bits import digest
 from dataio.base.checked import checked
 from dataio.base.errors import StateError
 from dataio.base.permutation import permute
-from dataio.base.seeding import Key, key
+from dataio.base.seeding import Key, digest, key
 from dataio.iterations import Iterations
 from dataio.loader import Loader
 from dataio.plan.by_step import ByStep, StepOrder, Weights, check_weights

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from dataio.agreement import agreed, check_agreement, check_batch_size, check_growth, check_policy
 from dataio.arguments import Arguments, find_device
-from dataio.base.bits import digest
 from dataio.base.filesystem import cache_directory
-from dataio.base.seeding import ORDER_VERSION
+from dataio.base.seeding import ORDER_VERSION, digest
 from dataio.batch.deliver import Delivery
 from dataio.batch.epoch_line import EpochLine, check_metrics
 from dataio.batch.feed import Feed

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dataio.base.bits import digest
+from dataio.base.seeding import digest
 from dataio.plan.candidates import Total
 
 Values = Sequence[float] | NDArray[np.generic] | Tensor

@@ -1,6 +1,5 @@
-"""Bits: how many are set, on any NumPy, and 64 that stand for much data."""
+"""Counting the ones of whole numbers, on any NumPy."""
 
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,3 @@ def count_ones(values: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.uint8]:
     part = (part & np.uint8(0x33)) + (part >> 2 & np.uint8(0x33))
     part = (part + (part >> 4)) & np.uint8(0x0F)
     return np.asarray(part.sum(axis=-1, dtype=np.uint8))
-
-
-def digest(data: str | bytes) -> str:
-    """Hash to 16 hex digits: equal ones are taken for equal data."""
-    raw = data.encode() if isinstance(data, str) else data
-    return hashlib.blake2b(raw, digest_size=8).hexdigest()

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dataio.base.bits import digest
 from dataio.base.errors import DamagedFileError
+from dataio.base.seeding import digest
 
 WHOLE = re.compile(rb'"checksum": ".{18,19}$|checksum.{4}[0-9a-f]{16}"}$', re.DOTALL)
 """Matches the end of a line that was written to its end, though some byte of it has changed."""

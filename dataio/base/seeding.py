@@ -1,5 +1,6 @@
-"""Make every key and generator: same seed and purpose, same numbers, on any machine."""
+"""Make every key, generator and digest: same seed and purpose, same numbers, on any machine."""
 
+import hashlib
 from typing import NewType
 
 import numpy as np
@@ -73,3 +74,9 @@ def uniform(stream: Key, numbers: ArrayLike, count: int) -> NDArray[np.float64]:
     counter = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
     # The 53 bits that a float64 holds.
     return np.ldexp((mix(own[:, None] + counter) >> np.uint64(11)).astype(np.float64), -53)
+
+
+def digest(data: str | bytes) -> str:
+    """Hash to 16 hex digits: equal ones are taken for equal data."""
+    raw = data.encode() if isinstance(data, str) else data
+    return hashlib.blake2b(raw, digest_size=8).hexdigest()

@@ -7,7 +7,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.bits import count_ones, digest
+from dataio.base.bits import count_ones
+from dataio.base.seeding import digest
 from dataio.plan.layout import Layout
 
 BLOCK = 1 << 21

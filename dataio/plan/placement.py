@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.bits import digest
-from dataio.base.seeding import ORDER_VERSION
+from dataio.base.seeding import ORDER_VERSION, digest
 from dataio.plan.growth import samples_in
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Shuffle

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.bits import digest
 from dataio.base.errors import StateError
-from dataio.base.seeding import ORDER_VERSION
+from dataio.base.seeding import ORDER_VERSION, digest
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Shuffle
 from dataio.plan.segment import Position, Segment

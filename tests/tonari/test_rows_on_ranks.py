@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from dataio.base.bits import digest
 from dataio.base.lines import read_checked_lines
+from dataio.base.seeding import digest
 from tests.forked.python import ForkedPython
 from tests.multirank import launch_command, run_job
 from tests.trainer.digits import write_config

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dataio.base import toml
-from dataio.base.bits import digest
+from dataio.base.seeding import digest
 from tonari.ablate.study.config import TABLES as OF_STUDIES
 from tonari.ablate.study.config import SettingsConfig, load_study
 from tonari.trainer.config.config import SECTIONS, load_config

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from dataio.base.bits import digest
+from dataio.base.seeding import digest
 from dataio.rows.decode import PILLOW_ERRORS, open_picture
 from tonari.hardest.rank import Measure
 from tonari.hardest.table import Row, words

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dataio.base.bits import digest
+from dataio.base.seeding import digest
 from tests.tonari.ablate.study import make_study
 from tests.tonari.ablate.test_study import blobs
 from tonari.ablate.cells import train_missing
