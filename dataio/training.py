@@ -11,9 +11,9 @@ from dataio.arguments import Arguments, find_device
 from dataio.base.filesystem import cache_directory
 from dataio.base.seeding import ORDER_VERSION, digest
 from dataio.batch.deliver import Delivery
-from dataio.batch.epoch_line import EpochLine, check_metrics
+from dataio.batch.epoch_line import EpochLine
 from dataio.batch.feed import Feed
-from dataio.batch.figures import Figures
+from dataio.batch.figures import Figures, check_metrics
 from dataio.batch.meter import Meter
 from dataio.evaluation import Evaluation
 from dataio.excluding import find_excluded

@@ -1,15 +1,11 @@
 """An epoch's line of figures: all ranks' brought together, and written to the file of metrics."""
 
-import json
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from dataio.batch.figures import EpochFigures, Figures, summarise
+from dataio.batch.figures import EpochFigures, Figures, add_figures, summarise
 from dataio.source import Source
 from dataio.world import World
-
-log = logging.getLogger(__name__)
 
 
 class EpochLine:
@@ -79,32 +75,3 @@ class EpochLine:
         ranks = self._world.allgather_array(mine.to_array(), doing=doing)
         self.num_padded = int(ranks[:, -1].sum())
         return summarise(self._epoch, ranks, first_step=self._first_step, earlier=self._earlier)
-
-
-def check_metrics(path: Path) -> None:
-    """Find out now, not at the end of the first epoch, that a file cannot be written.
-
-    Raises:
-        ValueError: If it cannot.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _append(path, "")
-    except OSError as error:
-        raise ValueError(
-            f"metrics: {path} cannot be written ({error}); give a file in a directory that can"
-        ) from error
-
-
-def add_figures(path: Path, figures: Mapping[str, object]) -> None:
-    """Add an epoch's line; a file that can no longer be written costs a warning."""
-    try:
-        _append(path, json.dumps(figures) + "\n")
-    except OSError as error:
-        # Weeks of training are worth more than a line of figures.
-        log.warning("[rank 0] %s: the epoch's figures are lost (%s)", path, error)
-
-
-def _append(path: Path, text: str) -> None:
-    with path.open("a") as file:
-        file.write(text)
