@@ -9,7 +9,7 @@ import torch
 from dataio.base.filesystem import is_named
 from dataio.excluding import Exclude
 from dataio.opening import Openable
-from dataio.options import NodeCache, Reports, Staging, Workers, check_least
+from dataio.options import NodeCache, Reports, Staging, Workers
 from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Importance, Local, Shuffle
 from dataio.rows.fields import Field
@@ -46,7 +46,6 @@ class Arguments:
 
     def __post_init__(self) -> None:
         check_openable(self.source)
-        check_least("Loader", batch_size=(self.batch_size, 1))
         find_device(self.device)
         if self.cache.quota is not None and self.staging.when == "overlap":
             raise ValueError(

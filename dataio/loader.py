@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from dataio.arguments import Arguments, find_device
+from dataio.base.annotations import Count
 from dataio.base.checked import checked, checked_call
 from dataio.base.errors import StateError
 from dataio.base.location import check_path
@@ -92,7 +93,7 @@ class Loader:
         self,
         source: Openable,
         *,
-        batch_size: int,
+        batch_size: Count,
         fields: Mapping[str, Field],
         drop_last: bool = False,
         cache: str | os.PathLike[str] | NodeCache = "auto",

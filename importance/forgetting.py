@@ -6,11 +6,11 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.base.annotations import Count, Share
 from dataio.base.checked import checked
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection
-from importance.schedule import check_begins, check_fraction, check_refresh
 from importance.threshold import count_keys, lowest
 
 
@@ -40,15 +40,10 @@ class Forgetting:
     Learning, ICLR 2019, section 3 and algorithm 1.
     """
 
-    fraction: float = 0.3
+    fraction: Share = 0.3
     _: KW_ONLY
-    begins: int = 2
-    refresh_every: int | None = 1
-
-    def __post_init__(self) -> None:
-        check_fraction("Forgetting: fraction", self.fraction, below_one=True)
-        check_begins("Forgetting", self.begins)
-        check_refresh("Forgetting", self.refresh_every)
+    begins: Count = 2
+    refresh_every: Count | None = 1
 
     @property
     def columns(self) -> tuple[ScoreColumn, ...]:

@@ -6,11 +6,12 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.base.annotations import Fraction, Share
 from dataio.base.checked import checked
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import QUANTUM, ScoreColumn
 from dataio.plan.policies import Selection
-from importance.schedule import annealing, check_fraction
+from importance.schedule import annealing
 from importance.threshold import lowest
 
 MOST_LOSS = 2.0**20
@@ -38,13 +39,9 @@ class InfoBatch:
     as weights follow from the numbers that were hidden.
     """
 
-    fraction: float = 0.5
+    fraction: Share = 0.5
     _: KW_ONLY
-    delta: float = 0.875
-
-    def __post_init__(self) -> None:
-        check_fraction("InfoBatch: fraction", self.fraction, below_one=True)
-        check_fraction("InfoBatch: delta", self.delta)
+    delta: Fraction = 0.875
 
     @property
     def columns(self) -> tuple[ScoreColumn, ...]:

@@ -5,11 +5,11 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.base.annotations import Count, Share
 from dataio.base.checked import checked
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection
-from importance.schedule import check_fraction, check_refresh
 from importance.threshold import key_bits, loss_keys, lowest_of_each
 
 MOST_CLASSES = 1 << 16
@@ -45,20 +45,11 @@ class KeepAgreed:
     Minimization, ICML 2019, algorithm 1, on leaving out by loss and scoring again.
     """
 
-    fraction: float = 0.5
+    fraction: Share = 0.5
     _: KW_ONLY
     label: str | None = "label"
-    begins: int = 2
-    refresh_every: int | None = 1
-
-    def __post_init__(self) -> None:
-        check_fraction("KeepAgreed: fraction", self.fraction, below_one=True)
-        if self.begins < 1:
-            raise ValueError(
-                f"KeepAgreed: begins is {self.begins}, expected >= 1; epoch 0 has no predictions "
-                "to go by"
-            )
-        check_refresh("KeepAgreed", self.refresh_every)
+    begins: Count = 2
+    refresh_every: Count | None = 1
 
     @property
     def columns(self) -> tuple[ScoreColumn, ...]:

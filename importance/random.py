@@ -6,11 +6,12 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.base.annotations import Fraction, Share
 from dataio.base.checked import checked
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection
-from importance.schedule import annealing, check_fraction
+from importance.schedule import annealing
 
 
 @checked
@@ -32,13 +33,9 @@ class RandomPrune:
     Source: rescaling and annealing of InfoBatch, Qin et al., ICLR 2024, without its criterion.
     """
 
-    fraction: float = 0.3
+    fraction: Share = 0.3
     _: KW_ONLY
-    delta: float = 0.875
-
-    def __post_init__(self) -> None:
-        check_fraction("RandomPrune: fraction", self.fraction, below_one=True)
-        check_fraction("RandomPrune: delta", self.delta)
+    delta: Fraction = 0.875
 
     @property
     def columns(self) -> tuple[ScoreColumn, ...]:

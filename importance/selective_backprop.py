@@ -5,11 +5,11 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.base.annotations import Count, Share
 from dataio.base.checked import checked
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection
-from importance.schedule import check_fraction, check_refresh
 from importance.threshold import loss_keys, percentiles
 
 
@@ -34,13 +34,9 @@ class SelectiveBackprop:
     section 3.2, with losses of the epoch before as in its section 3.3 (StaleSB).
     """
 
-    fraction: float = 0.5
+    fraction: Share = 0.5
     _: KW_ONLY
-    refresh_every: int | None = 1
-
-    def __post_init__(self) -> None:
-        check_fraction("SelectiveBackprop: fraction", self.fraction, below_one=True)
-        check_refresh("SelectiveBackprop", self.refresh_every)
+    refresh_every: Count | None = 1
 
     @property
     def columns(self) -> tuple[ScoreColumn, ...]:

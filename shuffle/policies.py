@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.base.annotations import Fraction
 from dataio.base.checked import checked
 from dataio.exchange.transfer import Parcel, Transfer
 from dataio.plan.layout import Layout
@@ -31,11 +32,7 @@ class Partial:
     Source: partial local shuffling, Nguyen et al., IPDPS 2022.
     """
 
-    exchange: float = 0.1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.exchange <= 1:
-            raise ValueError(f"Partial: exchange is {self.exchange}; give a fraction in [0, 1]")
+    exchange: Fraction = 0.1
 
     @property
     def holds_all(self) -> bool:

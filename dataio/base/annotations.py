@@ -14,7 +14,7 @@ from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, Literal
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Range:
     """Numbers from ``least`` to ``most``, ends included unless said; in `typing.Annotated`."""
 
@@ -27,7 +27,7 @@ class Range:
         below = operator.le if self.ends[1] == "]" else operator.lt
         return above(value, self.least) and (self.most is None or below(value, self.most))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         if self.most is None:
             return f"{'>=' if self.ends[0] == '[' else '>'} {self.least}"
         return f"in {self.ends[0]}{self.least}, {self.most}{self.ends[1]}"

@@ -20,6 +20,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=type)
 
+FRACTIONS = """alphas budget debias delta exchange fraction least_fall second_guess tau""".split()
+
 CURES = {
     "source": "give shards by their names, a dataset that has __len__ and __getitem__, or a dict "
     "of arrays",
@@ -37,8 +39,17 @@ CURES = {
     "loaders": 'give for example {"web": loader}',
     "weights": 'give for example {"web": 2, "code": 1}',
     "ByStep.weights": 'give for example [(0, {"web": 1}), (1000, {"web": 3})]',
+    "warmup_epochs": "0 means no warm-up",
+    "begins": "epoch 0 has no predictions to go by",
+    "Learnable.begins": "a fall is seen only between two losses after a row's first epoch",
+    "refresh_every": "1 means every epoch, None never",
+    "SeTa.groups": "10 is the published number",
+    "SeTa.window": "0.5 shows half of the groups",
+    "StoppedLearning.below": "0.001 is the published one for CIFAR-10",
+    "Weighted.num_samples": "None draws as many rows as the dataset has",
     "Weighted.weights": "give one number a sample in a list or an array, the name of a field, or a "
     "function of the epoch",
+    **dict.fromkeys(FRACTIONS, "0.3 stands for 30 %"),
 }
 """What to do, by the argument's name, or by that of the class too."""
 

@@ -144,7 +144,8 @@ class Named:
 
 def hints_of(made_by: Made) -> dict[str, Any]:
     """List the arguments of a class or function, and what each is annotated with."""
-    hints = get_type_hints(made_by.__init__ if inspect.isclass(made_by) else made_by)
+    takes = made_by.__init__ if inspect.isclass(made_by) else made_by
+    hints = get_type_hints(takes, include_extras=True)
     return {name: hints.get(name, object) for name in inspect.signature(made_by).parameters}
 
 
