@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_origin, get_type_hints
 
 from dataio.base.annotations import nearest
-from tonari.trainer.config.settings import check_known, check_setting, make_setting, missing_setting
+from tonari.trainer.config.settings import check_known, checked_setting, missing_setting
 from tonari.trainer.errors import ConfigError
 
 Made = Callable[..., object]
@@ -135,11 +135,10 @@ class Named:
         for name in takes:
             if self.default(kind, name) is inspect.Parameter.empty and name not in given:
                 raise missing_setting(f"{table}.{name}")
-        made = {}
-        for name, value in given.items():
-            made[name] = make_setting(f"{table}.{name}", value, takes[name])
-            check_setting(f"{table}.{name}", made[name], takes[name])
-        return made
+        return {
+            name: checked_setting(f"{table}.{name}", value, takes[name])
+            for name, value in given.items()
+        }
 
 
 def hints_of(made_by: Made) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def missing_setting(key: str) -> ConfigError:
 
 
 def make_setting(key: str, value: object, hint: object) -> object:
-    """Make a setting of what TOML gives; a group, such as `dataio.NodeCache`, checks its own."""
+    """Make a setting of what TOML gives: of a table a group, such as `dataio.NodeCache`."""
     hint = next((part for part in get_args(hint) if dataclasses.is_dataclass(part)), hint)
     if dataclasses.is_dataclass(value):
         return value
@@ -134,10 +134,19 @@ def make_setting(key: str, value: object, hint: object) -> object:
         raise ConfigError(f"{key} is {value!r}, expected a table; write [{key}] above its keys")
     for name in value:
         check_known(f"{key}.{name}", {f"{key}.{field.name}": field for field in fields})
+    hints = get_type_hints(hint, include_extras=True)
+    made = {name: checked_setting(f"{key}.{name}", its, hints[name]) for name, its in value.items()}
     try:
-        return hint(**value)
+        return hint(**made)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"[{key}]: {error}") from error
+
+
+def checked_setting(key: str, value: object, hint: object) -> object:
+    """Make a setting, and check it; see `make_setting` and `check_setting`."""
+    made = make_setting(key, value, hint)
+    check_setting(key, made, hint)
+    return made
 
 
 def check_known(key: str, known: Mapping[str, object]) -> None:
