@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from dataio.arguments import Arguments, find_device
-from dataio.base.annotations import Count
-from dataio.base.checked import checked, checked_call
+from dataio.base.checked import Count, checked, checked_call
 from dataio.base.errors import StateError
 from dataio.base.location import check_path
 from dataio.base.seeding import digest

@@ -7,8 +7,7 @@ import os
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from dataio.base.annotations import Count, NotNegative, Whole
-from dataio.base.checked import checked
+from dataio.base.checked import Count, NotNegative, Whole, checked
 from dataio.base.location import check_path
 from dataio.base.sizes import parse_bytes
 from dataio.rows.whole import Check

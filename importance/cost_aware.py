@@ -6,8 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.annotations import Fraction
-from dataio.base.checked import checked
+from dataio.base.checked import Fraction, checked
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import QUANTUM, ScoreColumn
 from dataio.plan.policies import Selection

@@ -8,8 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.annotations import Count, Fraction, Share, Whole
-from dataio.base.checked import checked
+from dataio.base.checked import Count, Fraction, Share, Whole, checked
 from dataio.plan.candidates import Candidates, alone
 from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection

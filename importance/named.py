@@ -5,7 +5,7 @@ import inspect
 import sys
 from typing import TypeGuard
 
-from dataio.base.annotations import nearest
+from dataio.base.checked import nearest
 from dataio.base.named import import_named
 from dataio.plan.policies import Importance
 

@@ -5,8 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.annotations import Count, Share
-from dataio.base.checked import checked
+from dataio.base.checked import Count, Share, checked
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection

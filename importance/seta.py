@@ -7,8 +7,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.annotations import Fraction, Range, Share
-from dataio.base.checked import checked
+from dataio.base.checked import Fraction, Range, Share, checked
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection

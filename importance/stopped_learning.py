@@ -6,8 +6,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.annotations import Count, Range
-from dataio.base.checked import checked
+from dataio.base.checked import Count, Range, checked
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import EARLIER, ScoreColumn
 from dataio.plan.policies import Selection

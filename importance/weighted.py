@@ -8,8 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.annotations import Count
-from dataio.base.checked import checked
+from dataio.base.checked import Count, checked
 from dataio.base.permutation import unpermute
 from dataio.base.seeding import generator, key
 from dataio.plan.candidates import Candidates

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.annotations import Fraction
-from dataio.base.checked import checked
+from dataio.base.checked import Fraction, checked
 from dataio.exchange.transfer import Parcel, Transfer
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Exchange, ExchangeContext

@@ -10,8 +10,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.annotations import Count
-from dataio.base.checked import checked
+from dataio.base.checked import Count, checked
 from dataio.base.errors import FieldError
 from dataio.rows.encoding import (
     Raw,

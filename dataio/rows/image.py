@@ -5,8 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
-from dataio.base.annotations import Fraction, Range
-from dataio.base.checked import checked
+from dataio.base.checked import Fraction, Range, checked
 from dataio.rows.encoding import Raw, Stored, as_bytes, check_key, compress
 from dataio.rows.rows import FixedColumn
 from dataio.rows.views import MIDDLE, Crop, Resizing, Size, find_view, out_size

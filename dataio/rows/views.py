@@ -7,8 +7,7 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
-from dataio.base.annotations import Count, Whole
-from dataio.base.checked import checked
+from dataio.base.checked import Count, Whole, checked
 
 Size = tuple[int, int]
 """Height and width, in pixels."""

@@ -13,7 +13,7 @@ import torch
 import dataio
 import importance
 import tonari.trainer.config.config as of_runs
-from dataio.base.annotations import Count
+from dataio.base.checked import Count
 from dataio.plan.policies import Local, Shuffle
 from dataio.world import World, run_threads, thread_worlds
 from importance import policies

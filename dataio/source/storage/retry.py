@@ -15,8 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from dataio.base.annotations import NotNegative, Positive
-from dataio.base.checked import checked
+from dataio.base.checked import NotNegative, Positive, checked
 from dataio.base.seeding import generator, key
 from dataio.source.storage.deadline import Deadline
 

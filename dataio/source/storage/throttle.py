@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
-from dataio.base.annotations import NotNegative
-from dataio.base.checked import checked
+from dataio.base.checked import NotNegative, checked
 from dataio.base.own import open_own
 
 STATE = struct.Struct("<dQ")

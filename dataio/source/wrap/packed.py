@@ -12,8 +12,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.annotations import Range
-from dataio.base.checked import checked
+from dataio.base.checked import Range, checked
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Array, Field
 from dataio.rows.rows import Rows

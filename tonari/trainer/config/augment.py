@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dataio.base.annotations import Count, Fraction, NotNegative, Positive, Share, Whole
+from dataio.base.checked import Count, Fraction, NotNegative, Positive, Share, Whole
 from tonari.trainer.config.settings import Section
 from tonari.trainer.errors import ConfigError
 

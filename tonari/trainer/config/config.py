@@ -11,7 +11,7 @@ from typing import Literal, get_type_hints
 
 from dataio import NodeCache, Staging, Workers
 from dataio.base import toml
-from dataio.base.annotations import Count, NotNegative, Positive, Share, Whole
+from dataio.base.checked import Count, NotNegative, Positive, Share, Whole
 from dataio.base.location import check_path
 from dataio.source.classes import Classes
 from tonari.names import EXAMPLES

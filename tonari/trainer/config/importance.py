@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, ClassVar, Literal, get_args
 
-from dataio.base.annotations import fits
+from dataio.base.checked import fits
 from dataio.plan.policies import Importance, refresh_every
 from importance import find_policy, make_policy, policies
 from tonari.trainer.config.kinds import Named, check_args

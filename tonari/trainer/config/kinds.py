@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_origin, get_type_hints
 
-from dataio.base.annotations import nearest
+from dataio.base.checked import nearest
 from tonari.trainer.config.settings import check_known, checked_setting, missing_setting
 from tonari.trainer.errors import ConfigError
 

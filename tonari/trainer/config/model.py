@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, ClassVar, get_args, get_origin
 
-from dataio.base.annotations import Count, Positive
+from dataio.base.checked import Count, Positive
 from tonari.trainer.config.kinds import Named, hints_of
 from tonari.trainer.config.settings import Section, checked_setting
 from tonari.trainer.models import GPT, Llama, ResNet, ResNet50, SmallCNN, StagedModel, ViT

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from dataio.base.annotations import Count, NotNegative, Positive, Range, Share, Whole
+from dataio.base.checked import Count, NotNegative, Positive, Range, Share, Whole
 from tonari.trainer.config.settings import Section
 from tonari.trainer.errors import ConfigError
 

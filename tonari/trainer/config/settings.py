@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar, get_args, get_type_hints
 
 from dataio.base import toml
-from dataio.base.annotations import TOML, describe, fits, nearest
-from dataio.base.annotations import Count as Count
-from dataio.base.annotations import Fraction as Fraction
-from dataio.base.annotations import NotNegative as NotNegative
-from dataio.base.annotations import Positive as Positive
-from dataio.base.annotations import Range as Range
-from dataio.base.annotations import Share as Share
-from dataio.base.annotations import Whole as Whole
+from dataio.base.checked import TOML, describe, fits, nearest
+from dataio.base.checked import Count as Count
+from dataio.base.checked import Fraction as Fraction
+from dataio.base.checked import NotNegative as NotNegative
+from dataio.base.checked import Positive as Positive
+from dataio.base.checked import Range as Range
+from dataio.base.checked import Share as Share
+from dataio.base.checked import Whole as Whole
 from tonari.trainer.errors import ConfigError
 
 Kind = TypeVar("Kind", bound="Section")

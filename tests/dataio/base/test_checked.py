@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from dataio.base.annotations import (
+from dataio.base.checked import (
     ALIKE,
     TOML,
     Count,
