@@ -15,8 +15,9 @@ from dataio.base.errors import WorldError
 from dataio.base.filesystem import is_named
 from dataio.excluding import Exclude
 from dataio.opening import Openable
-from dataio.options import NodeCache, Reports, Staging, Workers, check_least
+from dataio.options import NodeCache, Reports, Staging, Workers
 from dataio.plan.exclusion import Exclusion
+from dataio.plan.history import ScoreColumn
 from dataio.plan.layout import Layout
 from dataio.plan.policies import ByFields, DrawsRows, Importance, Local, Shuffle
 from dataio.rows.fields import Field, row_schema
@@ -55,7 +56,6 @@ class Arguments:
 
     def __post_init__(self) -> None:
         check_openable(self.source)
-        check_least("Loader", batch_size=(self.batch_size, 1))
         find_device(self.device)
         if self.cache.quota is not None and self.staging.when == "overlap":
             raise ValueError(
@@ -67,6 +67,11 @@ class Arguments:
     def shuffle_or_local(self) -> Shuffle:
         """Which node holds which row."""
         return self.shuffle if self.shuffle is not None else Local()
+
+    @property
+    def columns(self) -> tuple[ScoreColumn, ...]:
+        """What is remembered of a row's reports."""
+        return self.importance.columns if self.importance is not None else ()
 
     @property
     def foreign(self) -> bool:

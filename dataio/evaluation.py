@@ -13,6 +13,7 @@ from dataio.rows.fields import Field
 from dataio.rows.samples import Batch
 from dataio.session import Session
 from dataio.source.base import Source
+from dataio.store.open import NodeRows
 from dataio.store.share import consecutive, lay_out
 from dataio.world import World
 
@@ -46,9 +47,8 @@ class Evaluation:
         self.num_samples = source.num_samples
         layout = lay_out(source, world)
         share = consecutive(layout, node=world.node, named="evaluation", purpose="evaluation")
-        self._session = Session(
-            source, fields, share, arguments, world, root=root, pinned=delivery.pinned
-        )
+        rows = NodeRows(source, fields, share, arguments, world, root)
+        self._session = Session(rows, pinned=delivery.pinned)
         try:
             assert share.wanted is not None
             self._session.pool.ensure(share.wanted)

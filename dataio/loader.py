@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dataio.arguments import Arguments, find_device
-from dataio.base.checked import checked, checked_call
+from dataio.base.checked import Count, checked, checked_call
 from dataio.base.errors import StateError
 from dataio.base.filesystem import check_path
 from dataio.base.seeding import digest
@@ -92,7 +92,7 @@ class Loader:
         self,
         source: Openable,
         *,
-        batch_size: int,
+        batch_size: Count,
         fields: Mapping[str, Field],
         drop_last: bool = False,
         cache: str | os.PathLike[str] | NodeCache = "auto",

@@ -7,7 +7,7 @@ import os
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from dataio.base.checked import checked
+from dataio.base.checked import Count, NotNegative, Whole, checked
 from dataio.base.filesystem import check_path
 from dataio.base.sizes import parse_bytes
 from dataio.rows.whole import Check
@@ -78,13 +78,13 @@ class Staging:
     """
 
     when: Literal["before", "overlap"] = "before"
-    readers: int = 2
-    bandwidth: float | str = 0.0
+    readers: Count = 2
+    bandwidth: NotNegative | str = 0.0
     check: Check = "markers"
     transform: StageTransform | None = None
 
     def __post_init__(self) -> None:
-        check_least("Staging", readers=(self.readers, 1), bandwidth=(self.bytes_per_s, 0))
+        _ = self.bytes_per_s
 
     @property
     def bytes_per_s(self) -> float:
@@ -112,15 +112,9 @@ class Workers:
         ValueError: If a number is out of range.
     """
 
-    threads: int | None = None
-    processes: int = 0
-    prefetch: int = 2
-
-    def __post_init__(self) -> None:
-        check_least(
-            "Workers", threads=(self.threads, 0), processes=(self.processes, 0),
-            prefetch=(self.prefetch, 0),
-        )  # fmt: skip
+    threads: Whole | None = None
+    processes: Whole = 0
+    prefetch: Whole = 2
 
     def num_threads(self, *, local_size: int) -> int:
         """Count the threads of each of a node's ranks."""
@@ -146,22 +140,10 @@ class Reports:
     metrics: str | os.PathLike[str] | None = None
     progress: bool = True
     rows: str | os.PathLike[str] | None = None
-    accumulate: int = 1
+    accumulate: Count = 1
 
     def __post_init__(self) -> None:
-        check_least("Reports", accumulate=(self.accumulate, 1))
         for name, path in (("metrics", self.metrics), ("rows", self.rows)):
             check_path(path, f"Reports: {name}")
             if path == "":
                 raise ValueError(f"Reports: {name} is empty, expected a path; give one, or None")
-
-
-def check_least(where: str, **numbers: tuple[float | None, float]) -> None:
-    """Refuse numbers below the least that each may be; None is in each that may be None."""
-    for name, (value, least) in numbers.items():
-        # Written so that nan fails too.
-        if value is not None and not value >= least:
-            raise ValueError(
-                f"{where}: {name} is {value}, expected a number >= {least}; give one, or do not "
-                "name it"
-            )

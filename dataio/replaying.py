@@ -16,6 +16,7 @@ from dataio.plan.placement import Placement
 from dataio.rowlog.answers import BatchRows
 from dataio.rows.samples import Batch
 from dataio.session import Session
+from dataio.store.open import NodeRows
 from dataio.store.share import Share
 from dataio.world import single_world
 
@@ -43,9 +44,8 @@ def replay_batch(rows: BatchRows, arguments: Arguments) -> Batch:
             arguments, cache=NodeCache(name), importance=None, on_error="raise", staging=Staging(),
             workers=Workers(threads=0), reports=Reports(progress=False),
         )  # fmt: skip
-        session = Session(
-            opened, stored, share, alone, world, root=Path(name), replica=rows.replica
-        )
+        its_rows = NodeRows(opened, stored, share, alone, world, Path(name))
+        session = Session(its_rows, replica=rows.replica)
         with contextlib.closing(session):
             assert share.wanted is not None
             session.pool.ensure(share.wanted)

@@ -5,31 +5,21 @@ data that grows ends one session and begins the next.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.arguments import Arguments
 from dataio.batch.gather import Gather
-from dataio.rows.fields import Field
-from dataio.source import Source
+from dataio.store.open import NodeRows
 from dataio.store.pool import Pool, no_rows
-from dataio.store.share import Share
-from dataio.world import World
 
 
 class Session:
     """Rows and batches of a source. Construction is collective; nothing is staged by it.
 
     Args:
-        source: Where the rows come from.
-        fields: What is kept of a sample, as rows are stored.
-        share: Which rows this node has room for.
-        arguments: Those of the loader.
-        world: All ranks.
-        root: The directory of caches.
+        rows: Which.
         pinned: Make batches in memory that a GPU copies from without waiting.
         are_excluded: int64[n] samples -> bool[n]: whether no epoch shows them.
         replica: Whose batches are made; None: this rank's.
@@ -47,31 +37,27 @@ class Session:
 
     def __init__(
         self,
-        source: Source,
-        fields: Mapping[str, Field],
-        share: Share,
-        arguments: Arguments,
-        world: World,
+        rows: NodeRows,
         *,
-        root: Path,
         pinned: bool = False,
         are_excluded: Callable[[NDArray[np.int64]], NDArray[np.bool_]] = no_rows,
         replica: int | None = None,
         earlier: "Session | None" = None,
     ) -> None:
-        self.source = source
-        self.fields = fields
-        self.arguments = arguments
-        self.world = world
+        self.source = rows.source
+        self.fields = rows.fields
+        self.arguments = rows.arguments
+        self.world = rows.world
         # Whoever catches an error may try again in this process: the cache must not stay locked.
         with contextlib.ExitStack() as undo:
-            self.pool: Pool = Pool(
-                source, fields, share, arguments, world, root=root,
-                earlier=earlier.pool if earlier is not None else None,
-            )  # fmt: skip
+            self.pool: Pool = Pool(rows, earlier=earlier.pool if earlier is not None else None)
             undo.callback(self.pool.close)
             self.gather = Gather(
-                self.pool, arguments, pinned=pinned, are_excluded=are_excluded, replica=replica
+                self.pool,
+                rows.arguments,
+                pinned=pinned,
+                are_excluded=are_excluded,
+                replica=replica,
             )
             undo.pop_all()
 

@@ -18,7 +18,7 @@ from dataio.arguments import (
 from dataio.base.filesystem import cache_directory
 from dataio.base.seeding import ORDER_VERSION, digest
 from dataio.batch.feed import BatchFeed, DeviceDelivery
-from dataio.batch.figures import EpochLine, Figures
+from dataio.batch.figures import EpochLine, Figures, check_metrics
 from dataio.batch.meter import CostsMeter
 from dataio.evaluation import Evaluation
 from dataio.excluding import find_excluded
@@ -41,11 +41,11 @@ from dataio.source import Shards, Source
 from dataio.source.base import costs_of
 from dataio.source.classes import Classes
 from dataio.source.wrap.growing import GrowingSource
-from dataio.state.metrics import check_metrics
 from dataio.state.report import Feedback, Reported
 from dataio.state.resume import RunIdentity
 from dataio.store.field_reader import FieldReader
 from dataio.store.moves import PoolMoves
+from dataio.store.open import NodeRows
 from dataio.store.share import Share, lay_out
 from dataio.world import World
 
@@ -128,7 +128,7 @@ class TrainingSession(Session):
             placements.num_leaving,
         )
         super().__init__(
-            source, fields, share, arguments, world, root=lasting.opener.root,
+            NodeRows(source, fields, share, arguments, world, lasting.opener.root),
             pinned=lasting.delivery.pinned, are_excluded=exclusion.flags, earlier=earlier,
         )  # fmt: skip
         pool, gather, figures = self.pool, self.gather, lasting.figures

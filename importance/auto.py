@@ -6,11 +6,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.checked import checked
+from dataio.base.checked import Count, Fraction, Share, checked
 from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection
 from importance.keep_agreed import KeepAgreed
-from importance.schedule import check_fraction, check_refresh, run_fraction
+from importance.schedule import run_fraction
 
 BEGINS = 0.4
 """Part of the run after which it decides: what `KeepAgreed` was measured to need."""
@@ -50,25 +50,15 @@ class Auto:
         ValueError: If a setting is out of range.
     """
 
-    fraction: float = 0.5
+    fraction: Share = 0.5
     _: KW_ONLY
     label: str = "label"
-    begins: int | None = None
-    second_guess: float = 0.36
-    refresh_every: int | None = 1
+    begins: Count | None = None
+    second_guess: Fraction = 0.36
+    refresh_every: Count | None = 1
 
     columns: ClassVar[tuple[ScoreColumn, ...]] = ("loss", "confidence", "correct")
     """The last loss, and how the row was predicted."""
-
-    def __post_init__(self) -> None:
-        check_fraction("Auto: fraction", self.fraction, below_one=True)
-        check_fraction("Auto: second_guess", self.second_guess)
-        if self.begins is not None and self.begins < 1:
-            raise ValueError(
-                f"Auto: begins is {self.begins}, expected >= 1 or None; epoch 0 has no predictions "
-                "to go by"
-            )
-        check_refresh("Auto", self.refresh_every)
 
     @property
     def by_fields(self) -> tuple[str, ...]:

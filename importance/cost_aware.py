@@ -6,11 +6,11 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.checked import checked
+from dataio.base.checked import Fraction, checked
 from dataio.plan.history import QUANTUM, Candidates, ScoreColumn
 from dataio.plan.policies import Selection
 from importance.infobatch import MOST_LOSS
-from importance.schedule import annealing, check_fraction
+from importance.schedule import annealing
 from importance.threshold import BLOCK
 
 LEVELS_PER_DOUBLING = 32
@@ -62,21 +62,18 @@ class CostAware:
     Zhang, ICML 2015, with losses in their place as in Katharopoulos and Fleuret, 2017.
     """
 
-    budget: float = 0.5
+    budget: Fraction = 0.5
     _: KW_ONLY
     floor: float = 0.1
     by_cost: bool = True
     value: Literal["loss", "rows"] = "rows"
-    debias: float = 1.0
-    delta: float = 1.0
+    debias: Fraction = 1.0
+    delta: Fraction = 1.0
 
     columns: ClassVar[tuple[ScoreColumn, ...]] = ("loss", "bytes")
     """The last loss, and the bytes that a row takes."""
 
     def __post_init__(self) -> None:
-        check_fraction("CostAware: budget", self.budget)
-        check_fraction("CostAware: debias", self.debias)
-        check_fraction("CostAware: delta", self.delta)
         # Written so that NaN fails too.
         if not 0 < self.floor <= self.budget:
             raise ValueError(

@@ -7,10 +7,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.checked import checked
+from dataio.base.checked import Count, Share, checked
 from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection
-from importance.schedule import check_begins, check_fraction, check_refresh
 from importance.threshold import count_keys, lowest
 
 
@@ -40,18 +39,13 @@ class Forgetting:
     Learning, ICLR 2019, section 3 and algorithm 1.
     """
 
-    fraction: float = 0.3
+    fraction: Share = 0.3
     _: KW_ONLY
-    begins: int = 2
-    refresh_every: int | None = 1
+    begins: Count = 2
+    refresh_every: Count | None = 1
 
     columns: ClassVar[tuple[ScoreColumn, ...]] = ("correct", "forgotten")
     """How often it was forgotten, and whether it was predicted right at last."""
-
-    def __post_init__(self) -> None:
-        check_fraction("Forgetting: fraction", self.fraction, below_one=True)
-        check_begins("Forgetting", self.begins)
-        check_refresh("Forgetting", self.refresh_every)
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select the rows of one pool for an epoch. Collective where ``rows.total`` is."""

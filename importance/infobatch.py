@@ -7,10 +7,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.checked import checked
+from dataio.base.checked import Fraction, Share, checked
 from dataio.plan.history import QUANTUM, Candidates, ScoreColumn
 from dataio.plan.policies import Selection
-from importance.schedule import annealing, check_fraction
+from importance.schedule import annealing
 from importance.threshold import lowest
 
 MOST_LOSS = 2.0**20
@@ -38,16 +38,12 @@ class InfoBatch:
     as weights follow from the numbers that were hidden.
     """
 
-    fraction: float = 0.5
+    fraction: Share = 0.5
     _: KW_ONLY
-    delta: float = 0.875
+    delta: Fraction = 0.875
 
     columns: ClassVar[tuple[ScoreColumn, ...]] = ("loss",)
     """The last loss."""
-
-    def __post_init__(self) -> None:
-        check_fraction("InfoBatch: fraction", self.fraction, below_one=True)
-        check_fraction("InfoBatch: delta", self.delta)
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select the rows of one pool for an epoch. Collective where ``rows.total`` is.

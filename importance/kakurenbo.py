@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.checked import checked
+from dataio.base.checked import Count, Fraction, Share, Whole, checked
 from dataio.plan.history import Candidates, ScoreColumn, alone
 from dataio.plan.policies import Selection
-from importance.schedule import check_fraction, check_refresh, run_fraction
+from importance.schedule import run_fraction
 from importance.threshold import key_bits, loss_keys, lowest
 
 
@@ -47,24 +47,20 @@ class Kakurenbo:
     Source: Nguyen et al., KAKURENBO, NeurIPS 2023, section 3.
     """
 
-    fraction: float = 0.3
+    fraction: Share = 0.3
     _: KW_ONLY
-    tau: float = 0.7
+    tau: Fraction = 0.7
     drops: tuple[float, ...] = (0.3, 0.6, 0.8)
-    alphas: tuple[float, ...] = (1.0, 0.8, 0.6, 0.4)
+    alphas: tuple[Fraction, ...] = (1.0, 0.8, 0.6, 0.4)
     threshold: Literal["global", "pool"] = "global"
     rate: Literal["cap", "realised", "none"] = "cap"
-    warmup_epochs: int = 1
-    refresh_every: int | None = 1
+    warmup_epochs: Whole = 1
+    refresh_every: Count | None = 1
 
     columns: ClassVar[tuple[ScoreColumn, ...]] = ("loss", "confidence", "correct")
     """The last loss, and how the row was predicted."""
 
     def __post_init__(self) -> None:
-        check_fraction("Kakurenbo: fraction", self.fraction, below_one=True)
-        check_fraction("Kakurenbo: tau", self.tau)
-        for alpha in self.alphas:
-            check_fraction("Kakurenbo: a value of alphas", alpha)
         as_epochs = self.drops and all(isinstance(drop, int) for drop in self.drops)
         ends = () if as_epochs else (1.0,)
         if not all(before < after for before, after in pairwise((0, *self.drops, *ends))):
@@ -79,12 +75,6 @@ class Kakurenbo:
                 f"most one alpha more than drops; give the alpha of the time before the first drop "
                 f"and one for each drop"
             )
-        if self.warmup_epochs < 0:
-            raise ValueError(
-                f"Kakurenbo: warmup_epochs is {self.warmup_epochs}, expected >= 0; "
-                f"0 means no warm-up"
-            )
-        check_refresh("Kakurenbo", self.refresh_every)
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select the rows of one pool for an epoch. Collective where ``rows.total`` is.

@@ -6,10 +6,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.checked import checked
+from dataio.base.checked import Count, Share, checked
 from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection
-from importance.schedule import check_fraction, check_refresh
 from importance.threshold import key_bits, loss_keys, lowest_of_each
 
 MOST_CLASSES = 1 << 16
@@ -45,23 +44,14 @@ class KeepAgreed:
     Minimization, ICML 2019, algorithm 1, on leaving out by loss and scoring again.
     """
 
-    fraction: float = 0.5
+    fraction: Share = 0.5
     _: KW_ONLY
     label: str | None = "label"
-    begins: int = 2
-    refresh_every: int | None = 1
+    begins: Count = 2
+    refresh_every: Count | None = 1
 
     columns: ClassVar[tuple[ScoreColumn, ...]] = ("loss", "correct")
     """The last loss, and whether the row was predicted right."""
-
-    def __post_init__(self) -> None:
-        check_fraction("KeepAgreed: fraction", self.fraction, below_one=True)
-        if self.begins < 1:
-            raise ValueError(
-                f"KeepAgreed: begins is {self.begins}, expected >= 1; epoch 0 has no predictions "
-                "to go by"
-            )
-        check_refresh("KeepAgreed", self.refresh_every)
 
     @property
     def by_fields(self) -> tuple[str, ...]:

@@ -2,15 +2,14 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.checked import checked
+from dataio.base.checked import Count, Range, Share, checked
 from dataio.plan.history import QUANTUM, Candidates, ScoreColumn
 from dataio.plan.policies import Selection
-from importance.schedule import check_fraction, check_refresh
 from importance.threshold import lowest
 
 FIRST_EPOCH = 3
@@ -64,24 +63,14 @@ class Learnable:
     second model shows how low a loss can get; here the row's own past does.
     """
 
-    fraction: float = 0.5
+    fraction: Share = 0.5
     _: KW_ONLY
-    least_fall: float = 0.3
-    begins: int = 4
-    refresh_every: int | None = 4
+    least_fall: Share = 0.3
+    begins: Annotated[int, Range(FIRST_EPOCH)] = 4
+    refresh_every: Count | None = 4
 
     columns: ClassVar[tuple[ScoreColumn, ...]] = ("loss", "loss_second")
     """The last loss, and the second."""
-
-    def __post_init__(self) -> None:
-        check_fraction("Learnable: fraction", self.fraction, below_one=True)
-        check_fraction("Learnable: least_fall", self.least_fall, below_one=True)
-        if self.begins < FIRST_EPOCH:
-            raise ValueError(
-                f"Learnable: begins is {self.begins}, expected >= {FIRST_EPOCH}; a fall is seen "
-                "only between two losses after a row's first epoch"
-            )
-        check_refresh("Learnable", self.refresh_every)
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select the rows of one pool for an epoch. Collective where ``rows.total`` is."""

@@ -1,11 +1,11 @@
 """Make a policy by its name, as settings files do."""
 
-import difflib
 import functools
 import inspect
 import sys
 from typing import TypeGuard
 
+from dataio.base.checked import nearest
 from dataio.base.named import import_named
 from dataio.plan.policies import Importance
 
@@ -83,7 +83,7 @@ def settings_of(policy: type[Importance]) -> list[str]:
 
 def _check_known(what: str, name: str, known: list[str], besides: str = "") -> None:
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        near = nearest(name, known)
+        hint = f"; did you mean {near!r}?" if near else ""
         listed = ", ".join(known) or "none"
         raise ValueError(f"{what} {name!r} is unknown, expected one of {listed}{besides}{hint}")

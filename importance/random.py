@@ -7,10 +7,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.checked import checked
+from dataio.base.checked import Fraction, Share, checked
 from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection
-from importance.schedule import annealing, check_fraction
+from importance.schedule import annealing
 
 
 @checked
@@ -32,16 +32,12 @@ class RandomPrune:
     Source: rescaling and annealing of InfoBatch, Qin et al., ICLR 2024, without its criterion.
     """
 
-    fraction: float = 0.3
+    fraction: Share = 0.3
     _: KW_ONLY
-    delta: float = 0.875
+    delta: Fraction = 0.875
 
     columns: ClassVar[tuple[ScoreColumn, ...]] = ()
     """No reports change what it selects."""
-
-    def __post_init__(self) -> None:
-        check_fraction("RandomPrune: fraction", self.fraction, below_one=True)
-        check_fraction("RandomPrune: delta", self.delta)
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select the rows of one pool for an epoch.

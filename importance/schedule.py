@@ -15,18 +15,6 @@ def check_fraction(where: str, value: float, *, below_one: bool = False) -> None
         raise ValueError(f"{where} is {value}, expected {expected}; 0.3 stands for 30 %")
 
 
-def check_begins(policy: str, begins: int) -> None:
-    """Refuse to begin in an epoch that has no predictions to go by.
-
-    Raises:
-        ValueError: If it does.
-    """
-    if begins < 1:
-        raise ValueError(
-            f"{policy}: begins is {begins}, expected >= 1; epoch 0 has no predictions to go by"
-        )
-
-
 def check_refresh(policy: str, refresh_every: int | None) -> None:
     """Refuse a number of epochs below one.
 

@@ -6,10 +6,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.checked import checked
+from dataio.base.checked import Count, Share, checked
 from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection
-from importance.schedule import check_fraction, check_refresh
 from importance.threshold import loss_keys, percentiles
 
 
@@ -34,16 +33,12 @@ class SelectiveBackprop:
     section 3.2, with losses of the epoch before as in its section 3.3 (StaleSB).
     """
 
-    fraction: float = 0.5
+    fraction: Share = 0.5
     _: KW_ONLY
-    refresh_every: int | None = 1
+    refresh_every: Count | None = 1
 
     columns: ClassVar[tuple[ScoreColumn, ...]] = ("loss",)
     """The last loss."""
-
-    def __post_init__(self) -> None:
-        check_fraction("SelectiveBackprop: fraction", self.fraction, below_one=True)
-        check_refresh("SelectiveBackprop", self.refresh_every)
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select the rows of one pool for an epoch. Collective where ``rows.total`` is."""

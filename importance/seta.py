@@ -2,16 +2,16 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.checked import checked
+from dataio.base.checked import Fraction, Range, Share, checked
 from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Selection
 from importance.groups import group_levels
-from importance.schedule import annealing, check_fraction
+from importance.schedule import annealing
 from importance.threshold import NUM_LEVELS, loss_levels
 
 
@@ -46,28 +46,14 @@ class SeTa:
     of their code, which takes a fraction of 0.1, 5 groups and a window of 0.9 for CIFAR.
     """
 
-    fraction: float = 0.0
+    fraction: Share = 0.0
     _: KW_ONLY
-    groups: int = 10
-    window: float = 0.5
-    delta: float = 0.875
+    groups: Annotated[int, Range(1, NUM_LEVELS)] = 10
+    window: Annotated[float, Range(0, 1, "(]")] = 0.5
+    delta: Fraction = 0.875
 
     columns: ClassVar[tuple[ScoreColumn, ...]] = ("loss",)
     """The last loss."""
-
-    def __post_init__(self) -> None:
-        check_fraction("SeTa: fraction", self.fraction, below_one=True)
-        check_fraction("SeTa: delta", self.delta)
-        if not 1 <= self.groups <= NUM_LEVELS:
-            raise ValueError(
-                f"SeTa: groups is {self.groups}, expected 1 to {NUM_LEVELS}; 10 is the published "
-                "number"
-            )
-        if not 0 < self.window <= 1:
-            raise ValueError(
-                f"SeTa: window is {self.window}, expected 0 < value <= 1; 0.5 shows half of the "
-                "groups"
-            )
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select the rows of one pool for an epoch. Collective where ``rows.total`` is.

@@ -1,15 +1,14 @@
 """Hide the rows whose loss has stopped changing its course: what they taught, the model has."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.checked import checked
+from dataio.base.checked import Count, Range, checked
 from dataio.plan.history import EARLIER, Candidates, ScoreColumn
 from dataio.plan.policies import Selection
-from importance.schedule import check_refresh
 from importance.threshold import BLOCK
 
 
@@ -40,20 +39,12 @@ class StoppedLearning:
     Source: Yuan et al., Instance-dependent Early Stopping, ICLR 2025, section 3.
     """
 
-    below: float = 1e-3
+    below: Annotated[float, Range(0, np.inf, "()")] = 1e-3
     _: KW_ONLY
-    refresh_every: int | None = 1
+    refresh_every: Count | None = 1
 
     columns: ClassVar[tuple[ScoreColumn, ...]] = EARLIER
     """The last five losses."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.below < np.inf:
-            raise ValueError(
-                f"StoppedLearning: below is {self.below}, expected a finite number > 0; 0.001 is "
-                "the published one for CIFAR-10"
-            )
-        check_refresh("StoppedLearning", self.refresh_every)
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select the rows of one pool for an epoch."""

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.checked import checked
+from dataio.base.checked import Count, checked
 from dataio.base.permutation import unpermute
 from dataio.base.seeding import generator, key
 from dataio.plan.exclusion import Exclusion
@@ -68,18 +68,13 @@ class Weighted:
     weights: Values | str | Callable[[int], Values] | None = None
     _: KW_ONLY
     balance: Values | str | None = None
-    num_samples: int | None = None
+    num_samples: Count | None = None
     over: Literal["global", "pool"] = "global"
 
     columns: ClassVar[tuple[ScoreColumn, ...]] = ()
     """None: reports change nothing, and several ranks would report of one row."""
 
     def __post_init__(self) -> None:
-        if self.num_samples is not None and self.num_samples < 1:
-            raise ValueError(
-                f"Weighted: num_samples is {self.num_samples}, expected >= 1; None draws as many "
-                "rows as the dataset has"
-            )
         weights, balance = self.weights, self.balance
         # Copies: what the caller does with its own arrays changes no epoch
         if weights is not None and not isinstance(weights, str) and not callable(weights):

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.checked import checked
+from dataio.base.checked import Fraction, checked
 from dataio.exchange.transfer import Parcel, Transfer
 from dataio.plan.layout import Layout
 from dataio.plan.policies import ExchangeContext, RowExchange
@@ -32,13 +32,9 @@ class Partial:
     Source: partial local shuffling, Nguyen et al., IPDPS 2022.
     """
 
-    exchange: float = 0.1
+    exchange: Fraction = 0.1
 
     holds_all: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.exchange <= 1:
-            raise ValueError(f"Partial: exchange is {self.exchange}; give a fraction in [0, 1]")
 
     def num_leaving(self, layout: Layout) -> int:
         """floor(Q * floor(N/R)); 0 on a single node, whose replicas share one pool anyway."""

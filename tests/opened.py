@@ -15,6 +15,7 @@ from dataio.batch.gather import Gather
 from dataio.plan.placement import Placement
 from dataio.rows.fields import Field
 from dataio.source.base import Source
+from dataio.store.open import NodeRows
 from dataio.store.pool import Pool
 from dataio.store.share import Share
 from dataio.world import World
@@ -41,7 +42,7 @@ def make_pool(
         reports=Reports(progress=False),
     )  # fmt: skip
     share = Share(num_slots, wanted, num_leaving)
-    return Pool(source, fields, share, arguments, world, root=root)
+    return Pool(NodeRows(source, fields, share, arguments, world, root))
 
 
 def make_gather(

@@ -1,17 +1,20 @@
-"""What a public class or call is given, checked against the annotations of its signature.
+"""One validator: whether a value is what an annotation says, in words, and which name was meant.
 
-So an argument is refused by name, before any effect, and what it may be is written down once.
-Ranges are left to whoever takes it. Pure.
+Public classes and calls are checked against the annotations of their signatures, so an argument is
+refused by name, before any effect, and what it may be is written down once. Settings of TOML files
+are checked by the same function. Pure.
 """
 
 import difflib
 import functools
 import inspect
+import operator
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from itertools import chain
-from typing import Any, ParamSpec, TypeVar
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -20,6 +23,8 @@ from dataio.base.location import shown
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=type)
+
+FRACTIONS = "alphas budget debias delta exchange fraction least_fall second_guess tau".split()
 
 CURES = {
     "source": "give shards by their names, a dataset that has __len__ and __getitem__, or a dict "
@@ -38,15 +43,219 @@ CURES = {
     "loaders": 'give for example {"web": loader}',
     "weights": 'give for example {"web": 2, "code": 1}',
     "ByStep.weights": 'give for example [(0, {"web": 1}), (1000, {"web": 3})]',
+    "warmup_epochs": "0 means no warm-up",
+    "begins": "epoch 0 has no predictions to go by",
+    "Learnable.begins": "a fall is seen only between two losses after a row's first epoch",
+    "refresh_every": "1 means every epoch, None never",
+    "SeTa.groups": "10 is the published number",
+    "SeTa.window": "0.5 shows half of the groups",
+    "StoppedLearning.below": "0.001 is the published one for CIFAR-10",
+    "Weighted.num_samples": "None draws as many rows as the dataset has",
     "Weighted.weights": "give one number a sample in a list or an array, the name of a field, or a "
     "function of the epoch",
+    **dict.fromkeys(FRACTIONS, "0.3 stands for 30 %"),
 }
 """What to do, by the argument's name, or by that of the class too."""
 
-_WORDS: Mapping[Any, str] = {
-    int: "a whole number", float: "a number", bool: "True or False", str: "a str",
-    types.NoneType: "None",
-}  # fmt: skip
+
+@dataclass(frozen=True, repr=False)
+class Range:
+    """Numbers from ``least`` to ``most``, ends included unless said; in `typing.Annotated`."""
+
+    least: float
+    most: float | None = None
+    ends: str = "[]"
+
+    def holds(self, value: float) -> bool:
+        above = operator.ge if self.ends[0] == "[" else operator.gt
+        below = operator.le if self.ends[1] == "]" else operator.lt
+        return above(value, self.least) and (self.most is None or below(value, self.most))
+
+    def __repr__(self) -> str:
+        if self.most is None:
+            return f"{'>=' if self.ends[0] == '[' else '>'} {self.least}"
+        return f"in {self.ends[0]}{self.least}, {self.most}{self.ends[1]}"
+
+
+Count = Annotated[int, Range(1)]
+Whole = Annotated[int, Range(0)]
+Fraction = Annotated[float, Range(0, 1)]
+Share = Annotated[float, Range(0, 1, "[)")]
+Positive = Annotated[float, Range(0, ends="(]")]
+NotNegative = Annotated[float, Range(0)]
+
+
+@dataclass(frozen=True)
+class Language:
+    """How annotations are put to whoever gives the values.
+
+    Attributes:
+        words: By type; ``{}`` stands for what its arguments are.
+        literal: Lists the values of a `typing.Literal`.
+        other: Describes a type that has no words; empty: it cannot be given here.
+    """
+
+    words: Mapping[Any, str]
+    literal: Callable[[Sequence[object]], str]
+    other: Callable[[type], str]
+
+
+NUMBERS = {int: "a whole number", float: "a number"}
+
+PYTHON = Language(
+    {
+        **NUMBERS, bool: "True or False", str: "a str", types.NoneType: "None",
+        tuple: "a tuple of {}", Sequence: "a list of {}", Callable: "a function",
+        dict: "a mapping of {} to {}", Mapping: "a mapping of {} to {}",
+    },
+    literal=lambda values: _either([f'"{value}"' for value in values]),
+    other=lambda kind: {"PathLike": "a path", "ndarray": "an array"}.get(
+        kind.__name__, f"a {kind.__module__.split('.')[0]}.{kind.__name__}"
+    ),
+)  # fmt: skip
+"""For those who call a function."""
+
+TOML = Language(
+    {
+        **NUMBERS, bool: "true or false", str: "text", types.NoneType: "leaving it out",
+        tuple: "a list, each {}", Sequence: "a list, each {}", dict: "a table", Mapping: "a table",
+    },
+    literal=lambda values: "one of " + ", ".join(map(repr, values)),
+    other=lambda kind: "a table" if is_dataclass(kind) else "",
+)  # fmt: skip
+"""For those who write a file."""
+
+
+def fits(value: Any, hint: Any, *, roughly: bool = False) -> bool:
+    """Whether a value is what an annotation says.
+
+    Args:
+        value: The value.
+        hint: The annotation.
+        roughly: Words that are not listed and numbers out of range fit too.
+    """
+    if type(value) is hint or hint is Any:
+        return True
+    its = functools.partial(fits, roughly=roughly)
+    origin, args = parts(hint)
+    if origin is Annotated:
+        ranges = [] if roughly else _ranges(args)
+        return its(value, args[0]) and all(each.holds(value) for each in ranges)
+    if origin in (typing.Union, types.UnionType):
+        return any(its(value, arg) for arg in args)
+    if origin is Literal:
+        # True equals 1.
+        is_listed = any(its(value, type(arg)) and value == arg for arg in args)
+        return is_listed or (roughly and isinstance(value, str))
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        args = args[:1] * len(value) if args[-1:] == (...,) else args
+        return len(value) == len(args) and all(map(its, value, args))
+    if origin is Mapping or origin is dict:
+        return isinstance(value, origin) and all(
+            its(k, args[0]) and its(v, args[1]) for k, v in value.items()
+        )
+    if origin is Sequence:
+        is_one = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+        return is_one and all(its(part, args[0]) for part in value)
+    if origin is Callable:
+        return callable(value)
+    if hint in (int, float):
+        is_number = isinstance(value, int if hint is int else (int, float))
+        return is_number and not isinstance(value, bool)
+    if getattr(hint, "_is_protocol", False) and origin is None:
+        return not isinstance(value, type) and not lacking(value, hint)
+    kind = origin if origin is not None else hint
+    return not isinstance(kind, type) or isinstance(value, kind) or _stands_for(value, kind)
+
+
+def lacking(value: object, kind: type) -> list[str]:
+    """Name the members of a class or Protocol that an object lacks."""
+    return [name for name in members(kind) if not _has(value, name)]
+
+
+def listed(hint: object) -> list[str]:
+    """The words that an annotation lists."""
+    args = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return [str(word) for word in args]
+    return [word for arg in args if arg is not ... for word in listed(arg)]
+
+
+def describe(hint: Any, language: Language = PYTHON) -> str:
+    """Put an annotation in words; empty: nothing that can be given in this language."""
+    origin, args = parts(hint)
+    its = functools.partial(describe, language=language)
+    if origin is Annotated:
+        return " ".join([its(args[0]), *map(str, _ranges(args))])
+    if origin in (typing.Union, types.UnionType):
+        return _either(list(filter(None, map(its, args))))
+    if origin is Literal:
+        return language.literal(args)
+    kind = origin if origin is not None else hint
+    if kind not in language.words:
+        return language.other(kind)
+    words = language.words[kind]
+    if kind is tuple:
+        return words.format(" and ".join(its(arg) for arg in args if arg is not ...))
+    return words.format(*map(its, args)) if "{}" in words else words
+
+
+def nearest(name: str, known: Iterable[str], *, likeness: float = 0.0) -> str | None:
+    """Find which known name was meant.
+
+    Args:
+        name: What was given.
+        known: What there is.
+        likeness: What it must have at least of 1.0, which are the same names.
+    """
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)), None)
+
+
+ALIKE = 0.6
+"""Likeness of names of which one may be the other, misspelt."""
+
+
+@functools.cache
+def parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Take an annotation apart: its origin, and what it is made with."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hasattr(origin, "__value__"):  # NDArray is a named alias from NumPy 2.5 on
+        return parts(origin.__value__[args])
+    return origin, args
+
+
+@functools.cache
+def members(kind: type) -> tuple[str, ...]:
+    """Name the methods and properties of a class that others may use."""
+    kinds, made = (types.FunctionType, property), ("__init__", "__subclasshook__")
+    found = [n for n, v in vars(kind).items() if isinstance(v, kinds) and n not in made]
+    return tuple(name for name in found if not name.startswith("_") or name.endswith("__"))
+
+
+def _ranges(args: Sequence[object]) -> list[Range]:
+    return [part for part in args if isinstance(part, Range)]
+
+
+def _stands_for(value: object, kind: type) -> bool:
+    """Whether it hands on what it is asked to an object of that kind."""
+    hands_on = hasattr(type(value), "__getattr__") and members(kind) != ()
+    return hands_on and not lacking(value, kind)
+
+
+def _has(value: object, name: str) -> bool:
+    # Of the class first: a property may cost something.
+    kind = type(value)
+    dynamic = hasattr(kind, "__getattr__") and hasattr(value, name)
+    return hasattr(kind, name) or name in getattr(value, "__dict__", ()) or dynamic
+
+
+def _either(words: Sequence[str]) -> str:
+    words = list(dict.fromkeys(words))
+    if len(words) < 2 or any(", each " in word for word in words):
+        return " or ".join(words)
+    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def checked(kind: C) -> C:
@@ -66,7 +275,7 @@ def checked_call(function: Callable[P, R], *, where: str | None = None) -> Calla
         hints = _hints(function)
         pairs = chain(zip(names, args, strict=False), kwargs.items())
         # The usual case, ten times as fast: fields are made for every sample of a transform.
-        if all(name not in hints or _fits(value, hints[name]) for name, value in pairs):
+        if all(name not in hints or fits(value, hints[name]) for name, value in pairs):
             return function(*args, **kwargs)
         try:
             given = signature.bind(*args, **kwargs)
@@ -75,7 +284,7 @@ def checked_call(function: Callable[P, R], *, where: str | None = None) -> Calla
         for name, value in given.arguments.items():
             if name in hints:
                 value = given.arguments[name] = _plain(value, hints[name])
-                if not _fits(value, hints[name]):
+                if not fits(value, hints[name]):
                     raise _refusal(name_of_it, name, value, hints[name])
         return function(*given.args, **given.kwargs)
 
@@ -84,7 +293,7 @@ def checked_call(function: Callable[P, R], *, where: str | None = None) -> Calla
 
 @functools.cache
 def _hints(function: Callable[..., object]) -> dict[str, Any]:
-    return typing.get_type_hints(function)
+    return typing.get_type_hints(function, include_extras=True)
 
 
 def _plain(value: object, hint: object) -> object:
@@ -94,133 +303,31 @@ def _plain(value: object, hint: object) -> object:
     return tuple(value) if isinstance(value, list) and is_tuple else value
 
 
-def _fits(value: Any, hint: Any, *, any_word: bool = False) -> bool:
-    """Whether a value is what an annotation says; ``any_word``: words that are not listed too."""
-    if type(value) is hint:
-        return True
-    origin, args = _parts(hint)
-    fits = functools.partial(_fits, any_word=any_word)
-    if origin in (typing.Union, types.UnionType):
-        return any(fits(value, arg) for arg in args)
-    if origin is typing.Literal:
-        return isinstance(value, str) if any_word else isinstance(value, str) and value in args
-    if origin is tuple:
-        parts = args[:1] * len(value) if args[-1:] == (...,) and isinstance(value, tuple) else args
-        return (
-            isinstance(value, tuple) and len(value) == len(parts) and all(map(fits, value, parts))
-        )
-    if origin is Mapping or origin is dict:
-        return isinstance(value, origin) and all(
-            fits(k, args[0]) and fits(v, args[1]) for k, v in value.items()
-        )
-    if origin is Sequence:
-        is_one = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
-        return is_one and all(fits(part, args[0]) for part in value)
-    if origin is Callable:
-        return callable(value)
-    if hint in (int, float):
-        is_number = isinstance(value, int if hint is int else (int, float))
-        return is_number and not isinstance(value, bool)
-    if getattr(hint, "_is_protocol", False) and origin is None:
-        return not isinstance(value, type) and all(_has(value, name) for name in _members(hint))
-    kind = origin if origin is not None else hint
-    return not isinstance(kind, type) or isinstance(value, kind) or _stands_for(value, kind)
-
-
-def _stands_for(value: object, kind: type) -> bool:
-    """Whether it hands on what it is asked to an object of that kind."""
-    members = _members(kind)
-    return (
-        hasattr(type(value), "__getattr__")
-        and members != ()
-        and all(_has(value, name) for name in members)
-    )
-
-
-@functools.cache
-def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hasattr(origin, "__value__"):  # NDArray is a named alias from NumPy 2.5 on
-        return _parts(origin.__value__[args])
-    return origin, args
-
-
-@functools.cache
-def _members(kind: type) -> tuple[str, ...]:
-    kinds, made = (types.FunctionType, property), ("__init__", "__subclasshook__")
-    members = [n for n, v in vars(kind).items() if isinstance(v, kinds) and n not in made]
-    return tuple(name for name in members if not name.startswith("_") or name.endswith("__"))
-
-
-def _has(value: object, name: str) -> bool:
-    # Of the class first: a property may cost something.
-    kind = type(value)
-    dynamic = hasattr(kind, "__getattr__") and hasattr(value, name)
-    return hasattr(kind, name) or name in getattr(value, "__dict__", ()) or dynamic
-
-
 def _refusal(where: str, name: str, value: object, hint: object) -> Exception:
-    words = _listed(hint)
     found = f"the class {value.__name__}" if isinstance(value, type) else shown(repr(value))[:100]
     cure = CURES.get(f"{where}.{name}") or CURES.get(name, f"see help({where})")
-    near = [
-        near
-        for word in (value if isinstance(value, tuple) else (value,))
-        if isinstance(word, str) and word not in words
-        for near in difflib.get_close_matches(word, words, n=1)
-    ]
     if isinstance(value, type) and name not in ("dtype", "transform"):
         cure = f"make one: {value.__name__}(...)"
-    elif near:
-        cure = f"did you mean {near[0]!r}?"
-    elif lacking := _lacking(value, hint):
-        cure = f"add {', '.join(lacking)} to it"
-    kind = ValueError if words and _fits(value, hint, any_word=True) else TypeError
-    return kind(f"{where}: {name} is {found}, expected {_describe(hint)}; {cure}")
+    elif near := _meant(value, listed(hint)):
+        cure = f"did you mean {near!r}?"
+    elif missing := _missing(value, hint):
+        cure = f"add {', '.join(missing)} to it"
+    kind = ValueError if fits(value, hint, roughly=True) else TypeError
+    return kind(f"{where}: {name} is {found}, expected {describe(hint)}; {cure}")
 
 
-def _lacking(value: object, hint: object) -> list[str]:
+def _meant(value: object, words: list[str]) -> str | None:
+    """Find which of the listed words was meant by a value, or by the first wrong one in it."""
+    given = value if isinstance(value, tuple) else (value,)
+    wrong = (word for word in given if isinstance(word, str) and word not in words)
+    return next(filter(None, (nearest(word, words, likeness=ALIKE) for word in wrong)), None)
+
+
+def _missing(value: object, hint: object) -> list[str]:
     """Name the members that an object lacks of a Protocol of which it has most."""
     for kind in (hint, *typing.get_args(hint)):
         if getattr(kind, "_is_protocol", False):
-            members = _members(typing.cast(type, kind))
-            lacking = [name for name in members if not _has(value, name)]
-            if 2 * len(lacking) < len(members):
-                return lacking
+            missing = lacking(value, typing.cast(type, kind))
+            if 2 * len(missing) < len(members(typing.cast(type, kind))):
+                return missing
     return []
-
-
-def _listed(hint: object) -> list[str]:
-    """The words that an annotation lists."""
-    args = typing.get_args(hint)
-    if typing.get_origin(hint) is typing.Literal:
-        return [str(word) for word in args]
-    return [word for arg in args if arg is not ... for word in _listed(arg)]
-
-
-def _describe(hint: Any) -> str:
-    origin, args = _parts(hint)
-    if hint in _WORDS:
-        return _WORDS[hint]
-    if origin is Callable:
-        return "a function"
-    if origin in (typing.Union, types.UnionType):
-        return _either([_describe(arg) for arg in args])
-    if origin is typing.Literal:
-        return _either([f'"{word}"' for word in args])
-    if origin is tuple:
-        parts = args[:1] if args[-1:] == (...,) else args
-        return f"a tuple of {' and '.join(map(_describe, parts))}"
-    if origin in (Mapping, dict):
-        return f"a mapping of {_describe(args[0])} to {_describe(args[1])}"
-    if origin is Sequence:
-        return f"a list of {_describe(args[0])}"
-    kind = origin if origin is not None else hint
-    return {"PathLike": "a path", "ndarray": "an array"}.get(
-        kind.__name__, f"a {kind.__module__.split('.')[0]}.{kind.__name__}"
-    )
-
-
-def _either(words: list[str]) -> str:
-    words = list(dict.fromkeys(words))
-    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

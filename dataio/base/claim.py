@@ -9,13 +9,14 @@ never removed: removing one could part two processes that both hold it.
 import contextlib
 import errno
 import fcntl
+import getpass
 import json
 import os
 import socket
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "PJM_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID")
@@ -27,17 +28,64 @@ FLOCK = "hhqqi"
 
 @dataclass(frozen=True)
 class Claimant:
-    """A process that holds a claim, as it named itself; ``since_s`` is seconds since 1970."""
+    """A process that holds a lock, as it named itself.
+
+    Attributes:
+        pid: Its number; 0: it left no name.
+        host: Where it runs.
+        job: Its number with the batch system, if there is one.
+        since_s: When it named itself, in seconds since 1970.
+        user: Whose it is, where that is shown.
+        mode: What it does, where that is shown.
+    """
 
     pid: int
     host: str
     job: str
     since_s: float
+    user: str = ""
+    mode: str = ""
 
     def __str__(self) -> str:
         if not self.pid:
             return "a process that left no name"
-        return f"process {self.pid} on {self.host}" + (f", job {self.job}" if self.job else "")
+        process, job = f"process {self.pid} on {self.host}", f", job {self.job}" if self.job else ""
+        if not self.mode:
+            return process + job
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since_s))
+        return f"{process} (user {self.user}{job}), {self.mode} since {since}"
+
+    def may_live(self) -> bool:
+        """Whether the process is there, or on another host, where it cannot be seen."""
+        if self.host != socket.gethostname():
+            return True
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True  # Another user's.
+        return True
+
+
+UNNAMED = Claimant(0, "", "", 0.0)
+
+
+def this_process(mode: str = "") -> Claimant:
+    """Describe this process as one that holds a lock; its user is shown with what it does."""
+    job = next((os.environ[name] for name in JOB_VARIABLES if os.environ.get(name)), "")
+    user = _user() if mode else ""
+    return Claimant(os.getpid(), socket.gethostname(), job, time.time(), user, mode)
+
+
+def parse(text: bytes | str) -> Claimant | None:
+    """Read how a process named itself; None: no process has written this."""
+    try:
+        found = Claimant(**json.loads(text))
+        time.localtime(found.since_s)
+    except (ValueError, TypeError, OverflowError, OSError):
+        return None
+    return found if isinstance(found.pid, int) else None
 
 
 class NoLocksError(OSError):
@@ -64,7 +112,7 @@ def claim(path: Path) -> Iterator[bool]:
         taken = _lock(descriptor)
         if taken:
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(asdict(_this_process())).encode(), 0)
+            os.pwrite(descriptor, json.dumps(asdict(this_process())).encode(), 0)
         yield taken
     finally:
         os.close(descriptor)
@@ -84,9 +132,8 @@ def claimant(path: Path) -> Claimant | None:
         answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, asked)
         if struct.unpack(FLOCK, answer)[0] == fcntl.F_UNLCK:
             return None
-        return Claimant(**json.loads(os.pread(descriptor, 1 << 16, 0)))
-    except (ValueError, TypeError):
-        return Claimant(0, "", "", time.time())  # it has not signed yet
+        # None: it has not signed yet.
+        return parse(os.pread(descriptor, 1 << 16, 0)) or replace(UNNAMED, since_s=time.time())
     finally:
         os.close(descriptor)
 
@@ -103,6 +150,8 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def _this_process() -> Claimant:
-    job = next((os.environ[name] for name in JOB_VARIABLES if os.environ.get(name)), "")
-    return Claimant(os.getpid(), socket.gethostname(), job, time.time())
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -3,6 +3,8 @@
 `EpochLine` brings all ranks' together, and writes them to the file of metrics.
 """
 
+import json
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -13,14 +15,44 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.source import Source
-from dataio.state.metrics import add_figures
 from dataio.world import World
+
+log = logging.getLogger(__name__)
 
 PER_DOUBLING = 8
 """Buckets of a histogram for each doubling: percentiles are right within 7 %."""
 
 SHORTEST_S = 2.0**-20
 NUM_BUCKETS = 32 * PER_DOUBLING
+
+
+def check_metrics(path: Path) -> None:
+    """Find out now, not at the end of the first epoch, that a file cannot be written.
+
+    Raises:
+        ValueError: If it cannot.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _append(path, "")
+    except OSError as error:
+        raise ValueError(
+            f"metrics: {path} cannot be written ({error}); give a file in a directory that can"
+        ) from error
+
+
+def add_figures(path: Path, figures: Mapping[str, object]) -> None:
+    """Add an epoch's line; a file that can no longer be written costs a warning."""
+    try:
+        _append(path, json.dumps(figures) + "\n")
+    except OSError as error:
+        # Weeks of training are worth more than a line of figures.
+        log.warning("[rank 0] %s: the epoch's figures are lost (%s)", path, error)
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
 
 
 class Waits:

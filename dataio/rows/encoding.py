@@ -5,6 +5,7 @@ The rule of numbers: each arrives as it is, or is refused. All sources and field
 
 import io
 import math
+import threading
 from decimal import Decimal
 from typing import Any, NoReturn, Protocol
 
@@ -12,7 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import FieldError
-from dataio.base.npy_lock import NPY_LOCK
+
+NPY_LOCK = threading.Lock()
+"""One thread at a time reads the header of an ``.npy``: it is a Python literal, and CPython 3.11
+may fail with a SystemError ("AST constructor recursion depth mismatch") when another thread comes
+in while one is being parsed."""
 
 Raw = bytes | memoryview | str | int | float | NDArray[np.generic]
 """A value as the source has it: a tar member's bytes, or a column's value."""

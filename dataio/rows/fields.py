@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.checked import checked
+from dataio.base.checked import Count, checked
 from dataio.base.errors import FieldError
 from dataio.rows.encoding import (
     TIMES,
@@ -196,7 +196,7 @@ class Array:
     """An array of one shape: raw little-endian bytes, an ``.npy``, or a list column."""
 
     key: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     dtype: str
 
     def __post_init__(self) -> None:
@@ -206,8 +206,6 @@ class Array:
                 f"Array({self.key!r}): dtype {self.dtype!r} is not one of numbers; use "
                 "float32 or such"
             )
-        if any(length < 1 for length in self.shape):
-            raise ValueError(f"Array({self.key!r}): shape is {self.shape}, lengths must be >= 1")
 
     def column(self, name: str) -> FixedColumn:
         return FixedColumn(name, np.dtype(self.dtype).newbyteorder("<").str, self.shape)
@@ -263,7 +261,7 @@ class Tokens:
 
     key: str
     dtype: str = "<i4"
-    length: int | None = None
+    length: Count | None = None
     pad: int | float = 0
 
     def __post_init__(self) -> None:
@@ -273,8 +271,6 @@ class Tokens:
                 f"Tokens({self.key!r}): dtype {self.dtype!r} is not one of numbers; use int32 or "
                 "such"
             )
-        if self.length is not None and self.length < 1:
-            raise ValueError(f"Tokens({self.key!r}): length is {self.length}, must be >= 1")
         if converted(np.asarray(self.pad), np.dtype(self.dtype))[1] >= 0:
             raise ValueError(
                 f"Tokens({self.key!r}): pad is {self.pad}, must be a number of {self.dtype}"

@@ -1,13 +1,17 @@
 """Pictures as fields: what part of them is delivered, and at what size."""
 
 from dataclasses import KW_ONLY, dataclass
+from typing import Annotated
 
 import numpy as np
 
-from dataio.base.checked import checked
+from dataio.base.checked import Fraction, Range, checked
 from dataio.rows.encoding import Raw, Stored, as_bytes, check_key, compress
 from dataio.rows.rows import FixedColumn
 from dataio.rows.views import MIDDLE, Crop, Resizing, Size, find_view, out_size
+
+Level = Annotated[int, Range(0, 255)]
+"""Of a byte's levels."""
 
 
 @checked
@@ -40,9 +44,9 @@ class Image:
     _: KW_ONLY
     resize: Resizing | None = None
     crop: Crop | None = None
-    flip: float = 0.0
+    flip: Fraction = 0.0
     channels: int = 3
-    fill: int = 0
+    fill: Level = 0
     upright: bool = True
     decoded: bool = False
 
@@ -153,8 +157,8 @@ class Mask:
     _: KW_ONLY
     resize: Resizing | None = None
     crop: Crop | None = None
-    flip: float = 0.0
-    fill: int = 255
+    flip: Fraction = 0.0
+    fill: Level = 255
     upright: bool = True
 
     channels = 1
@@ -216,10 +220,6 @@ class ImageSize:
 def _check(field: Image | Mask) -> None:
     check_key(field)
     kind = f"{type(field).__name__}({field.key!r})"
-    if not 0 <= field.flip <= 1:
-        raise ValueError(f"{kind}: flip is {field.flip}, must be a probability")
-    if not 0 <= field.fill <= 255:
-        raise ValueError(f"{kind}: fill is {field.fill}, must be in [0, 255]")
     if field.resize is not None and field.out is None:
         raise ValueError(
             f"{kind}: {field.resize} leaves pictures of different sizes, expected one; add "

@@ -7,10 +7,13 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
-from dataio.base.checked import checked
+from dataio.base.checked import Count, Whole, checked
 
 Size = tuple[int, int]
 """Height and width, in pixels."""
+
+Sides = Count | tuple[Count, Count]
+"""The same as it is given."""
 
 Draws = list[float]
 """Numbers in [0, 1) for one sample, the same for all fields of it; see `NUM_DRAWS`."""
@@ -36,11 +39,8 @@ class Box(NamedTuple):
     width: int
 
 
-def _pair(where: str, size: int | tuple[int, int]) -> Size:
-    pair = (size, size) if isinstance(size, int) else size
-    if min(pair) < 1:
-        raise ValueError(f"{where}: size is {size}, must be 1 or 2 numbers >= 1")
-    return pair
+def _pair(size: int | Size) -> Size:
+    return (size, size) if isinstance(size, int) else size
 
 
 @checked
@@ -48,10 +48,7 @@ def _pair(where: str, size: int | tuple[int, int]) -> Size:
 class Resize:
     """Resize a picture to one size, whatever its proportions: they change."""
 
-    size: int | tuple[int, int]
-
-    def __post_init__(self) -> None:
-        _pair("Resize", self.size)
+    size: Sides
 
     def resized(self, size: Size) -> Size:
         """The size of a picture of this size afterwards."""
@@ -60,7 +57,7 @@ class Resize:
     @property
     def fixed(self) -> Size:
         """The size of every picture afterwards."""
-        return _pair("Resize", self.size)
+        return _pair(self.size)
 
 
 @checked
@@ -68,10 +65,7 @@ class Resize:
 class ResizeShort:
     """Resize a picture so that its shorter side has this many pixels; proportions stay."""
 
-    size: int
-
-    def __post_init__(self) -> None:
-        _pair("ResizeShort", self.size)
+    size: Count
 
     def resized(self, size: Size) -> Size:
         """The size of a picture of this size afterwards; the longer side is rounded down."""
@@ -88,10 +82,7 @@ class ResizeShort:
 class ResizeLong:
     """Resize a picture so that its longer side has this many pixels; proportions stay."""
 
-    size: int
-
-    def __post_init__(self) -> None:
-        _pair("ResizeLong", self.size)
+    size: Count
 
     def resized(self, size: Size) -> Size:
         """The size of a picture of this size afterwards; the shorter side is rounded down."""
@@ -108,17 +99,14 @@ class ResizeLong:
 class CenterCrop:
     """Cut this size out of the middle. A smaller picture is an error."""
 
-    size: int | tuple[int, int]
+    size: Sides
 
     random = False
-
-    def __post_init__(self) -> None:
-        _pair("CenterCrop", self.size)
 
     @property
     def out(self) -> Size:
         """The size delivered."""
-        return _pair("CenterCrop", self.size)
+        return _pair(self.size)
 
     def box(self, size: Size, draws: Draws) -> Box:
         """Choose the box of a picture of this size."""
@@ -138,21 +126,16 @@ class RandomCrop:
             even then is an error.
     """
 
-    size: int | tuple[int, int]
+    size: Sides
     _: KW_ONLY
-    padding: int = 0
+    padding: Whole = 0
 
     random = True
-
-    def __post_init__(self) -> None:
-        _pair("RandomCrop", self.size)
-        if self.padding < 0:
-            raise ValueError(f"RandomCrop: padding is {self.padding}, must be >= 0")
 
     @property
     def out(self) -> Size:
         """The size delivered."""
-        return _pair("RandomCrop", self.size)
+        return _pair(self.size)
 
     def box(self, size: Size, draws: Draws) -> Box:
         """Choose the box of a picture of this size."""
@@ -188,7 +171,7 @@ class RandomResizedCrop:
     the last resort are those of torchvision's transform of this name.
     """
 
-    size: int | tuple[int, int]
+    size: Sides
     _: KW_ONLY
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -196,7 +179,6 @@ class RandomResizedCrop:
     random = True
 
     def __post_init__(self) -> None:
-        _pair("RandomResizedCrop", self.size)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(
                 f"RandomResizedCrop: scale is {self.scale}, must be two fractions of the picture's "
@@ -211,7 +193,7 @@ class RandomResizedCrop:
     @property
     def out(self) -> Size:
         """The size delivered."""
-        return _pair("RandomResizedCrop", self.size)
+        return _pair(self.size)
 
     def box(self, size: Size, draws: Draws) -> Box:
         """Choose the box of a picture of this size."""
@@ -238,17 +220,14 @@ class RandomResizedCrop:
 class Pad:
     """Put a picture in the middle of this size. A larger picture is an error."""
 
-    size: int | tuple[int, int]
+    size: Sides
 
     random = False
-
-    def __post_init__(self) -> None:
-        _pair("Pad", self.size)
 
     @property
     def out(self) -> Size:
         """The size delivered."""
-        return _pair("Pad", self.size)
+        return _pair(self.size)
 
     def box(self, size: Size, draws: Draws) -> Box:
         """Choose the box of a picture of this size."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dataio.base.npy_lock import NPY_LOCK
 from dataio.plan.history import Scores, unscored
+from dataio.rows.encoding import NPY_LOCK
 from dataio.world import World
 
 

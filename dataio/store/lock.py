@@ -8,67 +8,22 @@ itself decides.
 import contextlib
 import errno
 import fcntl
-import getpass
 import json
 import os
-import socket
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
-from dataio.base.claim import JOB_VARIABLES
+from dataio.base.claim import UNNAMED, Claimant, parse, this_process
 from dataio.base.errors import CacheBusyError, CacheError
 from dataio.base.own import open_own, opened
 
-Mode = Literal["staging", "exchanging", "sharing", "verifying", "pruning", "exporting", ""]
+Mode = Literal["staging", "exchanging", "sharing", "verifying", "pruning", "exporting"]
 """What an owner does; one that is "staging" will share the cache when it is whole."""
 
 GATE_TIMEOUT_S = 20.0
-
-
-@dataclass(frozen=True)
-class Owner:
-    """A process that holds a cache, as it named itself."""
-
-    pid: int
-    host: str
-    user: str
-    since: str
-    job: str
-    mode: Mode
-
-    def __str__(self) -> str:
-        if not self.pid:
-            return "a process that left no name"
-        job = f", job {self.job}" if self.job else ""
-        return (
-            f"process {self.pid} on {self.host} (user {self.user}{job}), {self.mode} since "
-            f"{self.since}"
-        )
-
-    def may_live(self) -> bool:
-        """Whether the process is there, or on another host, where it cannot be seen."""
-        if self.host != socket.gethostname():
-            return True
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True  # Another user's.
-        return True
-
-
-UNNAMED = Owner(0, "", "", "", "", "")
-
-
-def this_process(mode: Mode) -> Owner:
-    """Describe this process as the owner of a lock."""
-    job = next((os.environ[name] for name in JOB_VARIABLES if os.environ.get(name)), "")
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    return Owner(os.getpid(), socket.gethostname(), _user(), since, job, mode)
 
 
 class CacheLock:
@@ -232,7 +187,7 @@ def refuse_others(directory: Path) -> None:
         )
 
 
-def owners(directory: Path) -> list[Owner]:
+def owners(directory: Path) -> list[Claimant]:
     """Name who holds a cache; none if nobody does.
 
     Raises:
@@ -247,15 +202,16 @@ def owners(directory: Path) -> list[Owner]:
             is_shared = _flock(descriptor, fcntl.LOCK_SH)
             if is_shared and _flock(descriptor, fcntl.LOCK_EX):
                 return []
-            named = _parse(os.pread(descriptor, 1 << 20, 0))
+            lines = os.pread(descriptor, 1 << 20, 0).splitlines()
         finally:
             os.close(descriptor)
     # Those who shared it and left are still in the text; the only owner has cleared it.
+    named = list(filter(None, map(parse, lines)))
     living = [owner for owner in named if owner.may_live()] if is_shared else named
     return living or named or [UNNAMED]
 
 
-def describe(found: list[Owner]) -> str:
+def describe(found: list[Claimant]) -> str:
     """Write some owners for a message."""
     return " and ".join(map(str, found)) or "nobody"
 
@@ -292,18 +248,3 @@ def _flock(descriptor: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _parse(text: bytes) -> list[Owner]:
-    found = []
-    for line in text.decode(errors="replace").splitlines():
-        with contextlib.suppress(ValueError, TypeError):
-            found.append(Owner(**json.loads(line)))
-    return [owner for owner in found if isinstance(owner.pid, int)]
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())

@@ -39,15 +39,28 @@ log = logging.getLogger(__name__)
 POLL_S = 0.05
 
 
-def open_cache(
-    source: Source,
-    fields: Mapping[str, Field],
-    share: Share,
-    arguments: "Arguments",
-    world: World,
-    *,
-    root: Path,
-) -> tuple[Cache, Budget | None]:
+@dataclass(frozen=True)
+class NodeRows:
+    """One node's rows of a dataset: what a session of them is opened by.
+
+    Attributes:
+        source: Where they come from.
+        fields: What is kept of a sample, as rows are stored.
+        share: Which rows the node has room for.
+        arguments: Those of the loader: its cache, staging, reports, and what scores remember.
+        world: All ranks.
+        root: The directory of caches; the rows get their own below it.
+    """
+
+    source: Source
+    fields: Mapping[str, Field]
+    share: Share
+    arguments: "Arguments"
+    world: World
+    root: Path
+
+
+def open_cache(rows: NodeRows) -> tuple[Cache, Budget | None]:
     """Find or make this node's cache of a dataset, and lock it. Collective; see `Pool`.
 
     The first choice of a directory follows from the source and its fields. Where a job holds it
@@ -62,7 +75,7 @@ def open_cache(
         QuotaError: If the quota is too small on any node.
         CacheError: If the cache cannot be used; see `prepare`.
     """
-    wanted = _wanted(source, fields, share, arguments, world, root=root)
+    wanted, world = _wanted(rows), rows.world
     leader = world.topology.ranks_of_node[world.node][0]
     patience = _Patience(world)
     cache = None
@@ -84,17 +97,10 @@ def _described(cache: Cache) -> bytes:
     return (b"r" if cache.hold.shared else b"w") + os.fsencode(cache.directory)
 
 
-def _wanted(
-    source: Source,
-    fields: Mapping[str, Field],
-    share: Share,
-    arguments: "Arguments",
-    world: World,
-    *,
-    root: Path,
-) -> "_Wanted":
+def _wanted(rows: NodeRows) -> "_Wanted":
     """Describe the cache that a job needs. Collective with a quota."""
-    schema, declared = row_schema(fields), declarations(fields)
+    source, share, world = rows.source, rows.share, rows.world
+    schema, declared = row_schema(rows.fields), declarations(rows.fields)
     # A relative pattern means another dataset in another working directory.
     place = source.name if "://" in source.name else str(Path(source.name).absolute())
     origin = f"{source.made_as}:{place}" if source.made_as else place
@@ -107,15 +113,15 @@ def _wanted(
     num_arrivals = 2 * share.num_leaving * world.local_size
     num_positions = share.num_slots + num_arrivals
     budget = None
-    if (quota_bytes := arguments.cache.quota_bytes) is not None:
-        columns = arguments.importance.columns if arguments.importance is not None else ()
+    if (quota_bytes := rows.arguments.cache.quota_bytes) is not None:
+        columns = rows.arguments.columns
         need = Need(
             schema,
             source.num_samples,
             share.num_slots,
             num_arrivals,
             world.local_size,
-            arguments.batch_size,
+            rows.arguments.batch_size,
             # Counted always: a job without scores leaves a cache for one with them.
             True,
             guess_variable_bytes(source, schema),
@@ -126,13 +132,13 @@ def _wanted(
         )
         num_positions = min(num_positions, budget.positions)
     return _Wanted(
-        first=root / f"{_slug(source.name)}-{name}" / f"node{world.node}",
+        first=rows.root / f"{_slug(source.name)}-{name}" / f"node{world.node}",
         identity=Identity(origin, source.fingerprint, schema, declared, prefixes),
         share=share,
         num_positions=num_positions,
         budget=budget,
         expected_bytes=guess_heap_bytes(source, schema, num_slots=share.num_slots),
-        foreign=arguments.foreign,
+        foreign=rows.arguments.foreign,
         world=world,
     )
 

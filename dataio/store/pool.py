@@ -2,31 +2,22 @@
 
 import contextlib
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.plan.history import Scores, needs_outcome, score_dtype
 from dataio.plan.placement import Placement
-from dataio.rows.fields import Field
 from dataio.rows.rows import Rows
-from dataio.source.base import Source
 from dataio.state.scores import no_scores, open_scores
 from dataio.store.checked_source import CheckedSource
 from dataio.store.filling import Filling
-from dataio.store.open import open_cache, scores_directory
+from dataio.store.open import NodeRows, open_cache, scores_directory
 from dataio.store.quota_agreement import QuotaAgreement
 from dataio.store.reconcile import HeldRows, reconcile
 from dataio.store.repair import repair_rows
-from dataio.store.share import Share
 from dataio.store.streaming import SlotsOf, Streamed, Streaming
-from dataio.world import World
-
-if TYPE_CHECKING:  # it imports torch, and the commands of caches do without
-    from dataio.arguments import Arguments
 
 MOST_BYTES = 2**32 - 1
 """More than a row has: what the scores' column holds."""
@@ -41,12 +32,7 @@ class Pool:
     """The rows that this rank's node owns. Construction is collective.
 
     Args:
-        source: Where the rows come from.
-        fields: What is kept of a sample, as rows are stored.
-        share: Which rows the node has room for.
-        arguments: Those of the loader: its cache, staging, reports, and what scores remember.
-        world: All ranks.
-        root: The directory of caches; the pool makes its own below it.
+        rows: Which.
         earlier: A pool of fewer samples, closed before, whose figures and messages' tags go on.
 
     Attributes:
@@ -59,18 +45,9 @@ class Pool:
         needs_outcome: Whether some of them follow from what a report says beside the loss.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        fields: Mapping[str, Field],
-        share: Share,
-        arguments: "Arguments",
-        world: World,
-        *,
-        root: Path,
-        earlier: "Pool | None" = None,
-    ) -> None:
-        columns = arguments.importance.columns if arguments.importance is not None else ()
+    def __init__(self, rows: NodeRows, *, earlier: "Pool | None" = None) -> None:
+        source, fields, share, world = rows.source, rows.fields, rows.share, rows.world
+        arguments, columns = rows.arguments, rows.arguments.columns
         self.source = source
         self.checked_source = CheckedSource(
             source, check=arguments.staging.check, skips=arguments.on_error == "skip"
@@ -88,7 +65,7 @@ class Pool:
         self._sample_ids: NDArray[np.int64] | None = None
         # Whoever catches an error may try again in this process: nothing may stay locked.
         with contextlib.ExitStack() as undo:
-            self.cache, budget = open_cache(source, fields, share, arguments, world, root=root)
+            self.cache, budget = open_cache(rows)
             undo.callback(self.cache.close)
             self.cache.load()
             dtype = score_dtype(columns)

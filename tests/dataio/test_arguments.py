@@ -193,13 +193,16 @@ def test_a_loader_says_what_is_wrong_on_all_ranks_before_any_effect(tmp_path, na
         (lambda: ANY.dataio.Workers(threads=2.5), "Workers: threads is 2.5, expected a whole"),
         (
             lambda: ANY.dataio.Workers(processes=-1),
-            "Workers: processes is -1, expected a number >=",
+            "Workers: processes is -1, expected a whole number >= 0",
         ),
         (
             lambda: ANY.dataio.Workers(prefetch=-1),
-            "Workers: prefetch is -1, expected a number >= 0",
+            "Workers: prefetch is -1, expected a whole number >= 0",
         ),
-        (lambda: ANY.dataio.Staging(readers=0), "Staging: readers is 0, expected a number >= 1"),
+        (
+            lambda: ANY.dataio.Staging(readers=0),
+            "Staging: readers is 0, expected a whole number >= 1",
+        ),
         (
             lambda: ANY.dataio.Staging(bandwidth=math.nan),
             "Staging: bandwidth is nan, expected a number >= 0",

@@ -211,7 +211,7 @@ def test_a_batch_larger_than_a_share_is_refused(tmp_path):
 
 @pytest.mark.parametrize("wrong", [0, -1])
 def test_a_batch_without_rows_is_refused(tmp_path, wrong):
-    with pytest.raises(ValueError, match=f"batch_size is {wrong}, expected a number >= 1"):
+    with pytest.raises(ValueError, match=f"batch_size is {wrong}, expected a whole number >= 1"):
         make(single_world(), tmp_path, batch_size=wrong)
 
 

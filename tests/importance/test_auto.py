@@ -163,9 +163,12 @@ def test_by_itself_it_decides_after_two_fifths_of_the_run() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"fraction": 1.0}, "Auto: fraction is 1.0, expected 0 <= value < 1"),
-        ({"begins": 0}, "Auto: begins is 0, expected >= 1 or None"),
-        ({"second_guess": 1.5}, "Auto: second_guess is 1.5, expected 0 <= value <= 1"),
+        ({"fraction": 1.0}, r"Auto: fraction is 1.0, expected a number in \[0, 1\); 0.3 stands"),
+        ({"begins": 0}, "Auto: begins is 0, expected a whole number >= 1 or None"),
+        (
+            {"second_guess": 1.5},
+            r"Auto: second_guess is 1.5, expected a number in \[0, 1\]; 0.3 stands",
+        ),
         ({"refresh_every": 0}, "Auto: refresh_every is 0"),
     ],
 )

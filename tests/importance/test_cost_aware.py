@@ -195,11 +195,11 @@ def test_a_whole_budget_and_the_end_of_the_run_are_full_data() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"budget": 1.5}, "budget is 1.5, expected 0 <= value <= 1"),
+        ({"budget": 1.5}, r"budget is 1.5, expected a number in \[0, 1\]; 0.3 stands"),
         ({"budget": 0.05}, "floor is 0.1 and budget is 0.05, expected 0 < floor <= budget; 0.1 le"),
         ({"floor": 0.0}, "floor is 0.0 and budget is 0.5, expected 0 < floor"),
-        ({"debias": -1.0}, "debias is -1.0, expected 0 <= value <= 1"),
-        ({"delta": 2.0}, "delta is 2.0, expected 0 <= value <= 1"),
+        ({"debias": -1.0}, r"debias is -1.0, expected a number in \[0, 1\]; 0.3 stands"),
+        ({"delta": 2.0}, r"delta is 2.0, expected a number in \[0, 1\]; 0.3 stands"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, float], message: str) -> None:

@@ -76,8 +76,14 @@ def test_hidden_rows_are_scored_again_every_so_many_epochs() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"fraction": 1.0}, "Forgetting: fraction is 1.0, expected 0 <= value < 1"),
-        ({"begins": 0}, "Forgetting: begins is 0, expected >= 1; epoch 0 has no predictions"),
+        (
+            {"fraction": 1.0},
+            r"Forgetting: fraction is 1.0, expected a number in \[0, 1\); 0.3 stands",
+        ),
+        (
+            {"begins": 0},
+            "Forgetting: begins is 0, expected a whole number >= 1; epoch 0 has no predictions",
+        ),
         ({"refresh_every": 0}, "Forgetting: refresh_every is 0"),
     ],
 )

@@ -154,8 +154,8 @@ def test_hidden_rows_keep_their_loss_short_steps_are_padded_and_the_rate_stays()
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"fraction": 1.0}, "fraction is 1.0, expected 0 <= value < 1"),
-        ({"delta": -0.1}, "delta is -0.1, expected 0 <= value <= 1"),
+        ({"fraction": 1.0}, r"fraction is 1.0, expected a number in \[0, 1\); 0.3 stands"),
+        ({"delta": -0.1}, r"delta is -0.1, expected a number in \[0, 1\]; 0.3 stands"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, float], message: str) -> None:

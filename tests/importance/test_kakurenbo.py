@@ -252,18 +252,21 @@ def test_a_run_of_unknown_length_needs_a_policy_without_drops() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"fraction": 1.0}, "fraction is 1.0, expected 0 <= value < 1"),
+        ({"fraction": 1.0}, r"fraction is 1.0, expected a number in \[0, 1\); 0.3 stands"),
         ({"fraction": float("nan")}, "fraction is nan, expected"),
-        ({"tau": 1.5}, "tau is 1.5, expected 0 <= value <= 1"),
-        ({"alphas": (1.0, 2.0, 0.6, 0.4)}, "a value of alphas is 2.0, expected"),
+        ({"tau": 1.5}, r"tau is 1.5, expected a number in \[0, 1\]; 0.3 stands"),
+        (
+            {"alphas": (1.0, 2.0, 0.6, 0.4)},
+            r"alphas is \(1.0, 2.0, 0.6, 0.4\), expected a tuple of a number in \[0, 1\]",
+        ),
         ({"drops": (0.6, 0.3, 0.8)}, "drops are .*increase strictly.*; give"),
         ({"drops": (60, 0.7)}, "drops are .*increase strictly.* or epochs from 1 on"),
         (
             {"drops": (0.5,)},
             "4 alphas for 1 drops, expected at most one alpha more.*; give the alpha",
         ),
-        ({"warmup_epochs": -1}, "warmup_epochs is -1, expected >= 0"),
-        ({"refresh_every": 0}, "refresh_every is 0, expected >= 1"),
+        ({"warmup_epochs": -1}, "warmup_epochs is -1, expected a whole number >= 0"),
+        ({"refresh_every": 0}, "refresh_every is 0, expected a whole number >= 1"),
         ({"threshold": "node"}, 'threshold is \'node\', expected "global" or "pool"'),
         ({"rate": "best"}, 'rate is \'best\', expected "cap", "realised" or "none"'),
         ({"drops": (0, 5)}, "drops are .*increase strictly.* or epochs from 1 on"),

@@ -153,9 +153,18 @@ def test_hidden_rows_are_scored_again_every_so_many_epochs():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"fraction": 1.0}, "Learnable: fraction is 1.0, expected 0 <= value < 1"),
-        ({"least_fall": -0.1}, "Learnable: least_fall is -0.1, expected 0 <= value < 1"),
-        ({"begins": 2}, "Learnable: begins is 2, expected >= 3; a fall is seen only between"),
+        (
+            {"fraction": 1.0},
+            r"Learnable: fraction is 1.0, expected a number in \[0, 1\); 0.3 stands",
+        ),
+        (
+            {"least_fall": -0.1},
+            r"Learnable: least_fall is -0.1, expected a number in \[0, 1\); 0.3 stands",
+        ),
+        (
+            {"begins": 2},
+            "Learnable: begins is 2, expected a whole number >= 3; a fall is seen only between",
+        ),
         ({"refresh_every": 0}, "Learnable: refresh_every is 0"),
     ],
 )

@@ -114,9 +114,9 @@ def test_a_run_of_unknown_length_cannot_be_annealed() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"fraction": 1.0}, "fraction is 1.0, expected 0 <= value < 1"),
+        ({"fraction": 1.0}, r"fraction is 1.0, expected a number in \[0, 1\); 0.3 stands"),
         ({"fraction": -0.1}, "fraction is -0.1, expected"),
-        ({"delta": 1.1}, "delta is 1.1, expected 0 <= value <= 1"),
+        ({"delta": 1.1}, r"delta is 1.1, expected a number in \[0, 1\]; 0.3 stands"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, float], message: str) -> None:

@@ -86,8 +86,8 @@ def test_hidden_rows_are_due_every_so_many_epochs_or_never(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"fraction": 1.0}, "fraction is 1.0, expected 0 <= value < 1"),
-        ({"refresh_every": 0}, "refresh_every is 0, expected >= 1"),
+        ({"fraction": 1.0}, r"fraction is 1.0, expected a number in \[0, 1\); 0.3 stands"),
+        ({"refresh_every": 0}, "refresh_every is 0, expected a whole number >= 1"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, float], message: str) -> None:

@@ -89,9 +89,12 @@ def test_no_row_is_passed_forward_again() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"fraction": 1.0}, "SeTa: fraction is 1.0, expected 0 <= value < 1"),
-        ({"groups": 0}, "SeTa: groups is 0, expected 1 to 16384"),
-        ({"window": 0.0}, "SeTa: window is 0.0, expected 0 < value <= 1"),
+        ({"fraction": 1.0}, r"SeTa: fraction is 1.0, expected a number in \[0, 1\); 0.3 stands"),
+        (
+            {"groups": 0},
+            r"SeTa: groups is 0, expected a whole number in \[1, 16384\]; 10 is the published",
+        ),
+        ({"window": 0.0}, r"SeTa: window is 0.0, expected a number in \(0, 1\]; 0.5 shows half"),
         ({"delta": 1.5}, "SeTa: delta is 1.5"),
     ],
 )

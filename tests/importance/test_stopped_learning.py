@@ -74,7 +74,10 @@ def test_any_number_of_rows_are_judged_alike() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"below": 0.0}, "StoppedLearning: below is 0.0, expected a finite number > 0; 0.001 is"),
+        (
+            {"below": 0.0},
+            r"StoppedLearning: below is 0.0, expected a number in \(0, inf\); 0.001 is",
+        ),
         ({"below": float("nan")}, "StoppedLearning: below is nan"),
         ({"refresh_every": 0}, "StoppedLearning: refresh_every is 0"),
     ],

@@ -196,7 +196,7 @@ def test_equal_policies_have_equal_names() -> None:
             {"balance": [0.5, 1]},
             r"balance is float64\[2\], expected a whole number.*return_inverse",
         ),
-        ({"num_samples": 0}, "num_samples is 0, expected >= 1"),
+        ({"num_samples": 0}, "num_samples is 0, expected a whole number >= 1"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, object], message: str) -> None:

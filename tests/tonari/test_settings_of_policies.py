@@ -13,6 +13,7 @@ import torch
 import dataio
 import importance
 import tonari.trainer.config.config as of_runs
+from dataio.base.checked import Count
 from dataio.plan.policies import Local, Shuffle
 from dataio.world import World, run_threads, thread_worlds
 from importance import policies
@@ -89,7 +90,7 @@ def test_every_setting_of_every_policy_can_be_set_in_every_file(
         assert np.array_equal(getattr(made, setting), wanted)
 
 
-NONE: dict[object, object] = {int | None: 0, str | None: ""}
+NONE: dict[object, object] = {Count | None: 0, str | None: ""}
 """What a file says in place of None, by the annotation of a setting."""
 
 

@@ -76,6 +76,7 @@ class Stage:
         # They import torch, which takes seconds: other commands of `tonari cache` need none.
         from dataio.arguments import Arguments
         from dataio.session import Session
+        from dataio.store.open import NodeRows
 
         try:
             fields = parse_fields(self.fields)
@@ -89,9 +90,8 @@ class Stage:
                 source=self.source, batch_size=1, fields=fields, cache=self._node_cache,
                 staging=self._staging, workers=Workers(threads=0),
             )  # fmt: skip
-            session = Session(
-                source, fields, share, arguments, world, root=cache_directory(self.cache)
-            )
+            root = cache_directory(self.cache)
+            session = Session(NodeRows(source, fields, share, arguments, world, root))
             with contextlib.closing(session):
                 assert share.wanted is not None
                 session.pool.ensure(share.wanted)

@@ -16,8 +16,8 @@ from PIL import Image as PillowImage
 
 from dataio import Field, Source
 from dataio.base.atomic import write_file
-from dataio.base.npy_lock import NPY_LOCK
 from dataio.rows.decode import PILLOW_ERRORS, open_picture
+from dataio.rows.encoding import NPY_LOCK
 from tonari.errors import CommandError
 from tonari.hardest.fingerprint import SIDE, hash_pictures, similarity
 from tonari.hardest.groups import (

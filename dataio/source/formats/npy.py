@@ -12,7 +12,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
-from dataio.base.npy_lock import NPY_LOCK
+from dataio.rows.encoding import NPY_LOCK
 from dataio.source.storage.files import Storage, StorageFile
 
 HEADER_BYTES = 4096

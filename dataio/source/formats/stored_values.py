@@ -117,8 +117,9 @@ def _may_be_rounded(value: object) -> bool:
 def _rounded(value: object, document: object) -> tuple[float, Decimal] | None:
     """Find the first number that is not what was written, beside that."""
     for read, written in zip(np.ravel(np.asarray(value)).tolist(), _flat(document), strict=True):
-        is_whole = isinstance(written, Decimal) and written == written.to_integral_value()
-        if is_whole and _may_be_rounded(read) and written != Decimal(read):
+        if not isinstance(written, Decimal) or not _may_be_rounded(read):
+            continue
+        if written == written.to_integral_value() and written != Decimal(read):
             return read, written
     return None
 

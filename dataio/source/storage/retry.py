@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from dataio.base.checked import checked
+from dataio.base.checked import NotNegative, Positive, checked
 from dataio.base.seeding import generator, key
 from dataio.source.storage.deadline import CallDeadline
 
@@ -71,17 +71,12 @@ class Retry:
     def __init__(
         self,
         *,
-        read_timeout_s: float = 60.0,
-        retry_s: float = 120.0,
+        read_timeout_s: Positive = 60.0,
+        retry_s: NotNegative = 120.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         rng: np.random.Generator | None = None,
     ) -> None:
-        if not (read_timeout_s > 0 and retry_s >= 0):
-            raise ValueError(
-                f"source: read_timeout_s is {read_timeout_s} and retry_s {retry_s}, must be > 0 "
-                "and >= 0"
-            )
         self.read_timeout_s = read_timeout_s
         self.retry_s = retry_s
         self.num_retries = 0

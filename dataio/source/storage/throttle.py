@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
-from dataio.base.checked import checked
+from dataio.base.checked import NotNegative, checked
 from dataio.base.own import open_own
 
 STATE = struct.Struct("<dQ")
@@ -39,16 +39,9 @@ class Throttle:
 
     path: str | os.PathLike[str]
     _: KW_ONLY
-    bytes_per_s: float = 0.0
-    latency_s: float = 0.0
+    bytes_per_s: NotNegative = 0.0
+    latency_s: NotNegative = 0.0
     spaces_only: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("bytes_per_s", "latency_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(
-                    f"throttle: {name} is {getattr(self, name)}, must be >= 0 (0: off)"
-                )
 
     def take(self, num_bytes: int) -> None:
         """Count a request for ``num_bytes``. Blocks for as long as it would last."""

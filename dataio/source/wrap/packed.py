@@ -7,11 +7,12 @@ kept of it, every rank finds the same, and a sequence has its number wherever it
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from threading import Lock
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.checked import checked
+from dataio.base.checked import Range, checked
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Array, Field
 from dataio.rows.rows import Rows
@@ -52,17 +53,9 @@ class Sequences:
         ValueError: If the length is not in [1, 65534].
     """
 
-    length: int
+    length: Annotated[int, Range(1, np.iinfo(np.uint16).max - 1)]
     _: KW_ONLY
     packing: Packing = "best_fit"
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.length < np.iinfo(np.uint16).max:
-            raise ValueError(f"Sequences: length is {self.length}, must be in [1, 65534]")
-        if self.packing not in ("concatenated", "best_fit"):
-            raise ValueError(
-                f"Sequences: packing is {self.packing!r}, must be 'concatenated' or 'best_fit'"
-            )
 
     @property
     def key(self) -> str:

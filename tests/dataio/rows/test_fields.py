@@ -162,10 +162,12 @@ def test_a_wrong_key_is_refused(key: str) -> None:
 
 def test_wrong_declarations_are_refused() -> None:
     for size in (0, (1, 0)):
-        with pytest.raises(ValueError, match=r"size is .*must be 1 or 2 numbers >= 1"):
+        with pytest.raises(
+            ValueError, match=r"size is .*, expected a whole number >= 1 or a tuple"
+        ):
             Image("jpg", resize=Resize(size))
     with pytest.raises(
-        TypeError, match=r"size is \(1, 2, 3\), expected a whole number or a tuple of"
+        TypeError, match=r"size is \(1, 2, 3\), expected a whole number >= 1 or a tuple of"
     ):
         Image("jpg", resize=Resize((1, 2, 3)))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="channels is 2, must be 1, 3 or 4"):
@@ -174,11 +176,13 @@ def test_wrong_declarations_are_refused() -> None:
         Image("jpg", decoded=True)
     with pytest.raises(ValueError, match="dtype 'str' is not one of numbers"):
         Tokens("x", "str")
-    with pytest.raises(ValueError, match="length is 0, must be >= 1"):
+    with pytest.raises(ValueError, match="length is 0, expected a whole number >= 1 or None"):
         Tokens("x", length=0)
     with pytest.raises(ValueError, match="pad is -1, must be a number of uint8"):
         Tokens("x", "uint8", pad=-1)
     with pytest.raises(ValueError, match="dtype 'object' is not one of numbers"):
         Array("x", (1,), "object")
-    with pytest.raises(ValueError, match=r"shape is \(2, 0\), lengths must be >= 1"):
+    with pytest.raises(
+        ValueError, match=r"shape is \(2, 0\), expected a tuple of a whole number >= 1"
+    ):
         Array("x", (2, 0), "int8")

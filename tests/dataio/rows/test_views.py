@@ -149,13 +149,13 @@ def test_flips_come_as_often_as_asked() -> None:
 @pytest.mark.parametrize(
     ("declare", "message"),
     [
-        (lambda: Resize(0), "Resize: size is 0, must be 1 or 2 numbers >= 1"),
+        (lambda: Resize(0), "Resize: size is 0, expected a whole number >= 1 or a tuple"),
         (lambda: RandomResizedCrop(8, scale=(0.5, 0.1)), "scale is .*the smaller first"),
         (lambda: RandomResizedCrop(8, scale=(0.0, 0.1)), "scale is .*must be two fractions"),
         (lambda: RandomResizedCrop(8, ratio=(2.0, 1.0)), "ratio is .*the smaller first"),
-        (lambda: RandomCrop(8, padding=-1), "padding is -1, must be >= 0"),
-        (lambda: Image("jpg", flip=1.5), r"Image\('jpg'\): flip is 1.5, must be a probability"),
-        (lambda: Mask("png", fill=256), "fill is 256, must be in"),
+        (lambda: RandomCrop(8, padding=-1), "padding is -1, expected a whole number >= 0"),
+        (lambda: Image("jpg", flip=1.5), r"Image: flip is 1.5, expected a number in \[0, 1\]"),
+        (lambda: Mask("png", fill=256), r"fill is 256, expected a whole number in \[0, 255\]"),
         (
             lambda: Image("jpg", resize=ResizeShort(256)),
             r"leaves pictures of different sizes, .*add crop=CenterCrop\(256\)",

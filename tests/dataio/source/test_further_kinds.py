@@ -20,7 +20,7 @@ from dataio.rows.fields import Field
 from tests.dataio.source.shards import write_tar
 
 
-def delivered(source: object, field: dict[str, Field], root: Path, **given: Any) -> list[Any]:
+def delivered(source: Any, field: dict[str, Field], root: Path, **given: Any) -> list[Any]:
     """Read all samples of an epoch, by number."""
     found = {}
     with dataio.Loader(
@@ -28,7 +28,7 @@ def delivered(source: object, field: dict[str, Field], root: Path, **given: Any)
         batch_size=1,
         fields=field,
         cache=root / "cache",
-        **given,  # type: ignore[arg-type]
+        **given,
     ) as loader:
         for batch in loader:
             found[int(batch["sample_id"][0])] = {name: value[0] for name, value in batch.items()}

@@ -4,12 +4,14 @@ import fcntl
 import json
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
 import dataio.store.lock
+from dataio.base.claim import Claimant
 from dataio.base.errors import CacheBusyError
-from dataio.store.lock import CacheLock, Owner, describe, gate, owners
+from dataio.store.lock import CacheLock, describe, gate, owners
 
 
 def test_one_writer_or_many_readers(tmp_path):
@@ -104,14 +106,15 @@ def test_owners_are_named_with_user_host_and_job(tmp_path, monkeypatch):
 
 
 def test_the_text_alone_locks_nothing_and_damage_to_it_stops_nobody(tmp_path):
-    owner = Owner(1, "far", "them", "2020-01-01", "", "exchanging")
+    owner = Claimant(1, "far", "", 0.0, "them", "exchanging")
     (tmp_path / "lock").write_text(json.dumps(vars(owner)) + '\n{"pid"\n\xff')
     assert owners(tmp_path) == []
     lock = CacheLock(tmp_path)
     assert lock.take("staging")
     lock.release()
-    (tmp_path / "lock").write_text("no names\n")
+    (tmp_path / "lock").write_text(json.dumps(vars(replace(owner, since_s=1e300))) + "\nno names\n")
     assert lock.join()
+    assert [owner.pid for owner in owners(tmp_path)] == [os.getpid()]
     (tmp_path / "lock").write_text("")
     assert describe(owners(tmp_path)) == "a process that left no name"
 

@@ -254,7 +254,7 @@ def test_tests_on_the_way_may_be_of_fewer_images_than_the_last(monkeypatch):
         ),
         (
             {"importance": "random", "fraction": "half"},
-            r"arm 'a': settings.fraction is 'half', expected a number; correct it in the file",
+            r"arm 'a': settings.fraction is 'half', expected a number in .*; correct it",
         ),
         (
             {"importance": "infobatch", "refresh_every": 2},

@@ -66,9 +66,12 @@ def test_a_list_of_patterns_is_taken(tmp_path: Path) -> None:
         ("run.epochs=many", r"run.epochs is 'many', expected a whole number"),
         (
             "shuffle.exchange=1.5",
-            r"run.toml: \[shuffle\]: Partial: exchange is 1.5; give a frac",
+            r"run.toml: shuffle.exchange is 1.5, expected a number in \[0, 1\]; correct",
         ),
-        ("shuffle.exchange=most", r"shuffle.exchange is 'most', expected a number; correct it in"),
+        (
+            "shuffle.exchange=most",
+            r"shuffle.exchange is 'most', expected a number in .*; correct it",
+        ),
         ("shuffle.exchang=0.5", r"shuffle.exchang is unknown; did you mean shuffle.\w+\? Known"),
         ("optimizer.lr=0", r"optimizer.lr is 0, expected a number > 0"),
         ("optimizer.lr=inf", r"optimizer.lr is inf, expected a number > 0"),
@@ -287,17 +290,17 @@ def test_settings_that_do_not_go_together_name_their_table(tmp_path: Path) -> No
     [
         (
             "fraction=1",
-            r"run.toml: \[importance\]: Kakurenbo: fraction is 1, expected 0 <= value < 1",
+            r"run.toml: importance.fraction is 1, expected a number in \[0, 1\); correct it",
         ),
         (
             "fraction=half",
-            r"run.toml: importance.fraction is 'half', expected a number; correct it",
+            r"run.toml: importance.fraction is 'half', expected a number in .*; correct it",
         ),
         ("drops=fast", r"drops is 'fast', expected a list, each a number or one of 'lr'; correct"),
-        ("alphas=[true]", r"alphas is \(True,\), expected a list, each a number; correct it in"),
+        ("alphas=[true]", r"alphas is \(True,\), expected a list, each a number in \[0, 1\]; cor"),
         ("rate=caps", r"rate is 'caps', expected one of 'cap', 'realised', 'none'; correct it"),
-        ("refresh_every=1.5", r"refresh_every is 1.5, expected a whole number or leaving it out"),
-        ("refresh_every=-1", r"\[importance\]: Kakurenbo: refresh_every is -1, expected >= 1"),
+        ("refresh_every=1.5", r"refresh_every is 1.5, expected a whole number >= 1 or leaving it"),
+        ("refresh_every=-1", r"importance.refresh_every is -1, expected a whole number >= 1 or"),
         ("taus=0.5", r"importance.taus is unknown; did you mean importance.tau\? Known here"),
         ("budget=0.5", r'budget is given, .*"kakurenbo" takes fraction, tau, .*; leave it out'),
     ],
@@ -449,9 +452,18 @@ def test_groups_that_are_not_named_are_the_loader_s_own(tmp_path: Path) -> None:
         ("data.cache.qota=1", r"data.cache.qota is unknown; did you mean data.cache.quota\?"),
         ("data.cache.quota=much", r"\[data.cache\]: NodeCache: quota: found 'much', expected a si"),
         ("data.staging=overlap", r"data.staging is 'overlap', expected a table; write \[data.stag"),
-        ("data.staging.when=after", r"when is 'after', expected \"before\" or \"overlap\""),
-        ("data.staging.readers=0", r"\[data.staging\]: Staging: readers is 0, expected a number"),
-        ("data.workers.threads=two", r"Workers: threads is 'two', expected a whole number"),
+        (
+            "data.staging.when=after",
+            r"when is 'after', expected one of 'before', 'overlap'; corr",
+        ),
+        (
+            "data.staging.readers=0",
+            r"staging.readers is 0, expected a whole number >= 1; corr",
+        ),
+        (
+            "data.workers.threads=two",
+            r"workers.threads is 'two', expected a whole number >= 0 or",
+        ),
         ("data.workers=2", r"data.workers is 2, expected a table; write \[data.workers\] above"),
     ],
 )

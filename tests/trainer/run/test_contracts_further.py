@@ -77,7 +77,7 @@ def test_a_forward_without_gradients_ends_the_run(
 
         def forward(self, x: Tensor) -> Tensor:
             with without():
-                return self.inner(x) * 1.0
+                return torch.mul(self.inner(x), 1.0)
 
     with pytest.raises(ConfigError, match="Frozen: no loss of the first 8 had a gradient"):
         start(tmp_path, "run.epochs=12", model=Frozen)
@@ -138,7 +138,7 @@ def test_whole_numbers_have_no_mean_and_are_copied() -> None:
     average = WeightAverage([module], decay=0.5)
     before = module.weight.detach().clone()
     with torch.no_grad():
-        module.codes.add_(1)
+        module.get_parameter("codes").add_(1)
         module.weight.zero_()
     average.update(1)
     assert average.state["0.codes"].tolist() == [2, 3]
@@ -165,7 +165,8 @@ class Stopped(nn.Module):
         hidden = self.stem(x)
         for layer in self.layers:
             hidden = layer(hidden)
-        return self.head(hidden)
+        out: Tensor = self.head(hidden)
+        return out
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 3, 4])

@@ -108,7 +108,7 @@ def test_concatenated_documents_train_too(tmp_path: Path) -> None:
         ),
         ("text.packing=best", r"text.packing is 'best', expected one of 'bytes', 'concatenated'"),
         ("mesh.cp=2", r"mesh.cp is 2, expected 1 with text.packing = .*; use mesh.tp"),
-        ("data.sequence_length=70000", r"length is 70000, must be in \[1, 65534\]"),
+        ("data.sequence_length=70000", r"length is 70000, expected a whole number in \[1, 65534\]"),
     ],
 )
 def test_what_does_not_fit_the_text_is_refused_before_staging(

@@ -40,6 +40,7 @@ from dataio.plan.layout import Layout
 from dataio.plan.placement import Placement
 from dataio.rows.parcel import Parcel, ParcelBuffers
 from dataio.store.epoch_end import commit_arrivals
+from dataio.store.open import NodeRows
 from dataio.store.pool import Pool
 from dataio.store.share import Share
 from dataio.world import CHANNEL_TAGS, Request, World, discover_world
@@ -152,7 +153,7 @@ class Ours:
             source=source, batch_size=1, fields=fields, reports=Reports(progress=False)
         )
         share = Share(num_slots, num_leaving=num_leaving)
-        self._pool = Pool(source, fields, share, arguments, world, root=directory)
+        self._pool = Pool(NodeRows(source, fields, share, arguments, world, directory))
         first = num_slots * world.rank
         ids = np.arange(first, first + num_slots)
         self._pool.ensure(Placement("benchmark", 0, num_slots, lambda: ids))

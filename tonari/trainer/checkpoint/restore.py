@@ -188,7 +188,7 @@ def _kept_in_groups(optimizer: torch.optim.Optimizer) -> set[str]:
         name
         for kind in type(optimizer).__mro__
         if "__init__" in vars(kind)
-        for name in inspect.signature(kind.__init__).parameters
+        for name in inspect.signature(vars(kind)["__init__"]).parameters
     }
     return set(optimizer.defaults) - given
 

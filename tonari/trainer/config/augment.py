@@ -3,15 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from tonari.trainer.config.settings import (
-    Count,
-    Fraction,
-    NotNegative,
-    Positive,
-    Section,
-    Share,
-    Whole,
-)
+from dataio.base.checked import Count, Fraction, NotNegative, Positive, Share, Whole
+from tonari.trainer.config.settings import Section
 from tonari.trainer.errors import ConfigError
 
 

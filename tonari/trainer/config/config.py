@@ -11,6 +11,7 @@ from typing import Literal, get_type_hints
 
 from dataio import NodeCache, Staging, Workers
 from dataio.base import toml
+from dataio.base.checked import Count, NotNegative, Positive, Share, Whole
 from dataio.base.filesystem import check_path
 from dataio.source.classes import Classes
 from tonari.names import EXAMPLES
@@ -20,17 +21,7 @@ from tonari.trainer.config.importance import ImportanceConfig
 from tonari.trainer.config.model import GIVEN, TEXT_MODELS, ModelConfig
 from tonari.trainer.config.model import NAMED as MODEL
 from tonari.trainer.config.optimizer import OptimizerConfig
-from tonari.trainer.config.settings import (
-    Count,
-    NotNegative,
-    Positive,
-    Section,
-    Share,
-    Whole,
-    apply_override,
-    build_section,
-    check_known,
-)
+from tonari.trainer.config.settings import Section, apply_override, build_section, check_known
 from tonari.trainer.config.shuffle import NAMED as SHUFFLE
 from tonari.trainer.config.shuffle import ShuffleConfig
 from tonari.trainer.config.text import TextConfig, check_text

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, ClassVar, Literal, get_args
 
+from dataio.base.checked import fits
 from dataio.plan.policies import Importance, refresh_every
 from importance import find_policy, make_policy, policies
 from tonari.trainer.config.kinds import Named, check_args
@@ -42,8 +44,10 @@ def policy_of(
     named.check_kind(kind)
     named.check_no_args(kind, args)
     takes = named.takes(kind)
+    given = {
+        name: None if _is_none(value, takes.get(name)) else value for name, value in given.items()
+    }
     made = named.make_settings(kind, given, beside=beside)
-    made = {name: None if _is_none(value, takes[name]) else value for name, value in made.items()}
     return _made(named, kind, {**{k: v for k, v in defaults.items() if k in takes}, **made})
 
 
@@ -60,8 +64,7 @@ def _made(named: Named, kind: str, settings: Mapping[str, Any]) -> Importance:
 
 
 def _is_none(value: object, hint: object) -> bool:
-    options = get_args(hint)
-    return type(None) in options and type(value) in options and value in (0, "")
+    return value in (0, "") and NoneType in get_args(hint) and fits(value, hint, roughly=True)
 
 
 @dataclass(frozen=True, kw_only=True)

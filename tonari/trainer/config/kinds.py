@@ -4,13 +4,13 @@ Nothing is listed here: names, types and defaults are those of its signature, ra
 checks itself.
 """
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_origin, get_type_hints
 
-from tonari.trainer.config.settings import check_known, check_setting, make_setting, missing_setting
+from dataio.base.checked import nearest
+from tonari.trainer.config.settings import check_known, checked_setting, missing_setting
 from tonari.trainer.errors import ConfigError
 
 Made = Callable[..., object]
@@ -60,10 +60,9 @@ class Named:
             ConfigError: Names those that there are.
         """
         if kind not in self.kinds:
-            (near,) = difflib.get_close_matches(kind, self.kinds, n=1, cutoff=0)
             raise ConfigError(
                 f'{self.key} is "{kind}", expected one of {", ".join(map(repr, self.kinds))}, or '
-                f"package.module:Name of your own; did you mean {near!r}?"
+                f"package.module:Name of your own; did you mean {nearest(kind, self.kinds)!r}?"
             )
 
     def default(self, kind: str, name: str) -> Any:
@@ -136,16 +135,16 @@ class Named:
         for name in takes:
             if self.default(kind, name) is inspect.Parameter.empty and name not in given:
                 raise missing_setting(f"{table}.{name}")
-        made = {}
-        for name, value in given.items():
-            made[name] = make_setting(f"{table}.{name}", value, takes[name])
-            check_setting(f"{table}.{name}", made[name], takes[name])
-        return made
+        return {
+            name: checked_setting(f"{table}.{name}", value, takes[name])
+            for name, value in given.items()
+        }
 
 
 def hints_of(made_by: Made) -> dict[str, Any]:
     """List the arguments of a class or function, and what each is annotated with."""
-    hints = get_type_hints(made_by.__init__ if inspect.isclass(made_by) else made_by)
+    takes = made_by.__init__ if inspect.isclass(made_by) else made_by
+    hints = get_type_hints(takes, include_extras=True)
     return {name: hints.get(name, object) for name in inspect.signature(made_by).parameters}
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, ClassVar, get_args, get_origin
 
+from dataio.base.checked import Count, Positive
 from tonari.trainer.config.kinds import Named, hints_of
-from tonari.trainer.config.settings import Count, Positive, Section, check_setting, make_setting
+from tonari.trainer.config.settings import Section, checked_setting
 from tonari.trainer.models import GPT, Llama, ResNet, ResNet50, SmallCNN, StagedModel, ViT
 
 MODELS: dict[str, type[StagedModel]] = {
@@ -56,8 +57,8 @@ class ModelConfig(Section):
         super().__post_init__()
         if self.is_own:
             NAMED.check_args_alone(self.kind, self.settings, beside=["layers"])
-            layers = make_setting("model.layers", self.settings.get("layers"), None)
-            check_setting("model.layers", layers, str | tuple[str, ...] | None)
+            layers = self.settings.get("layers")
+            checked_setting("model.layers", layers, str | tuple[str, ...] | None)
             return
         NAMED.check_kind(self.kind)
         NAMED.check_no_args(self.kind, self.args)

@@ -3,15 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from tonari.trainer.config.settings import (
-    Count,
-    NotNegative,
-    Positive,
-    Range,
-    Section,
-    Share,
-    Whole,
-)
+from dataio.base.checked import Count, NotNegative, Positive, Range, Share, Whole
+from tonari.trainer.config.settings import Section
 from tonari.trainer.errors import ConfigError
 
 ScheduleKind = Literal["cosine", "linear", "steps", "wsd"]

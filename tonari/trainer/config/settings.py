@@ -1,57 +1,26 @@
 """Settings in checked dataclasses: a table of a TOML file, each field within its range."""
 
 import dataclasses
-import difflib
 import math
-import operator
-import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import (
-    Annotated,
-    ClassVar,
-    Literal,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import ClassVar, TypeVar, get_args, get_type_hints
 
 from dataio.base import toml
+from dataio.base.checked import TOML, describe, fits, nearest
+from dataio.base.checked import Count as Count
+from dataio.base.checked import Fraction as Fraction
+from dataio.base.checked import NotNegative as NotNegative
+from dataio.base.checked import Positive as Positive
+from dataio.base.checked import Range as Range
+from dataio.base.checked import Share as Share
+from dataio.base.checked import Whole as Whole
 from tonari.trainer.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Range:
-    """Numbers from ``least`` to ``most``, ends included unless said."""
-
-    least: float
-    most: float | None = None
-    ends: str = "[]"
-
-    def holds(self, value: float) -> bool:
-        above = operator.ge if self.ends[0] == "[" else operator.gt
-        below = operator.le if self.ends[1] == "]" else operator.lt
-        return above(value, self.least) and (self.most is None or below(value, self.most))
-
-    def __str__(self) -> str:
-        if self.most is None:
-            return f"{'>=' if self.ends[0] == '[' else '>'} {self.least}"
-        return f"in {self.ends[0]}{self.least}, {self.most}{self.ends[1]}"
-
 
 Kind = TypeVar("Kind", bound="Section")
 
 SHORT = ""
 """In a group's table the key of what was given in place of the whole: its first field."""
-
-Count = Annotated[int, Range(1)]
-Whole = Annotated[int, Range(0)]
-Fraction = Annotated[float, Range(0, 1)]
-Share = Annotated[float, Range(0, 1, "[)")]
-Positive = Annotated[float, Range(0, ends="(]")]
-NotNegative = Annotated[float, Range(0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +119,7 @@ def missing_setting(key: str) -> ConfigError:
 
 
 def make_setting(key: str, value: object, hint: object) -> object:
-    """Make a setting of what TOML gives; a group, such as `dataio.NodeCache`, checks its own."""
+    """Make a setting of what TOML gives: of a table a group, such as `dataio.NodeCache`."""
     hint = next((part for part in get_args(hint) if dataclasses.is_dataclass(part)), hint)
     if dataclasses.is_dataclass(value):
         return value
@@ -165,69 +134,43 @@ def make_setting(key: str, value: object, hint: object) -> object:
         raise ConfigError(f"{key} is {value!r}, expected a table; write [{key}] above its keys")
     for name in value:
         check_known(f"{key}.{name}", {f"{key}.{field.name}": field for field in fields})
+    hints = get_type_hints(hint, include_extras=True)
+    made = {name: checked_setting(f"{key}.{name}", its, hints[name]) for name, its in value.items()}
     try:
-        return hint(**value)
+        return hint(**made)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"[{key}]: {error}") from error
+
+
+def checked_setting(key: str, value: object, hint: object) -> object:
+    """Make a setting, and check it; see `make_setting` and `check_setting`."""
+    made = make_setting(key, value, hint)
+    check_setting(key, made, hint)
+    return made
 
 
 def check_known(key: str, known: Mapping[str, object]) -> None:
     """Refuse a key that is not among the known ones, and guess which was meant."""
     if key not in known:
-        nearest = difflib.get_close_matches(key, known, n=1, cutoff=0)
         raise ConfigError(
-            f"{key} is unknown; did you mean {nearest[0]}? Known here: {', '.join(known)}"
+            f"{key} is unknown; did you mean {nearest(key, known)}? Known here: {', '.join(known)}"
         )
 
 
 def check_setting(key: str, value: object, hint: object) -> None:
-    """Refuse a value that is not what an annotation says.
+    """Refuse a value that is not what an annotation says, or not finite.
 
     Raises:
         ConfigError: If it is not.
     """
-    if not _fits(value, hint):
+    if not (fits(value, hint) and _is_finite(value)):
         raise ConfigError(
-            f"{key} is {value!r}, expected {_words(hint)}; correct it in the file, or give "
+            f"{key} is {value!r}, expected {describe(hint, TOML)}; correct it in the file, or give "
             f"{key}=VALUE on the command line"
         )
 
 
-def _fits(value: object, hint: object) -> bool:
-    if get_origin(hint) is Annotated:
-        base, bounds = get_args(hint)
-        assert isinstance(bounds, Range), "only ranges annotate a setting"
-        return _fits(value, base) and isinstance(value, int | float) and bounds.holds(value)
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(_fits(value, option) for option in get_args(hint))
-    if get_origin(hint) is Literal:
-        # True equals 1.
-        return any(type(value) is type(option) and value == option for option in get_args(hint))
-    if get_origin(hint) is dict:
-        return isinstance(value, dict)
-    if get_origin(hint) in (tuple, Sequence):
-        return isinstance(value, tuple) and all(_fits(v, get_args(hint)[0]) for v in value)
-    if hint in (int, float):
-        numbers = int if hint is int else int | float
-        return isinstance(value, numbers) and type(value) is not bool and math.isfinite(value)
-    return isinstance(value, hint) if isinstance(hint, type) else False
-
-
-def _words(hint: object) -> str:
-    plain = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    plain |= {type(None): "leaving it out"}
-    if get_origin(hint) is Annotated:
-        base, bounds = get_args(hint)
-        return f"{_words(base)} {bounds}"
-    if get_origin(hint) in (Union, types.UnionType):
-        # What a file cannot hold, such as a function, has no words
-        return " or ".join(filter(None, map(_words, get_args(hint))))
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(repr(option) for option in get_args(hint))
-    if get_origin(hint) is dict:
-        return "a table"
-    if get_origin(hint) in (tuple, Sequence):
-        return f"a list, each {_words(get_args(hint)[0])}"
-    if dataclasses.is_dataclass(hint):
-        return "a table"
-    return next((words for kind, words in plain.items() if hint is kind), "")
+def _is_finite(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)

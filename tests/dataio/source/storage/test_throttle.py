@@ -123,7 +123,7 @@ def test_a_killed_owner_gives_the_bucket_back(tmp_path: Path) -> None:
 
 
 def test_negative_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match="throttle: bytes_per_s is -1, must be >= 0"):
+    with pytest.raises(ValueError, match="Throttle: bytes_per_s is -1, expected a number >= 0"):
         Throttle("x", bytes_per_s=-1)
     with pytest.raises(ValueError, match="latency_s"):
         Throttle("x", latency_s=float("nan"))

@@ -127,7 +127,7 @@ def test_what_holds_no_documents_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(SourceError, match=r"end in .jsonl, expected .bin and .idx, .*tonari pack"):
         dataio.open_source(str(tmp_path / "a.jsonl"), sequences=dataio.Sequences(4))
-    with pytest.raises(ValueError, match=r"length is 0, must be in"):
+    with pytest.raises(ValueError, match=r"length is 0, expected a whole number in"):
         dataio.Sequences(0)
     write_text(tmp_path / "short", ["a", "b"])
     with pytest.raises(SourceError, match="holds no samples"):
