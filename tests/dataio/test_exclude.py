@@ -237,57 +237,6 @@ def test_what_is_drawn_by_weight_is_drawn_from_the_rows_left(tmp_path):
         run(tmp_path / "c", (1,), importance=Weighted(nothing), exclude=excluded)
 
 
-@pytest.mark.thorough
-@diagonal(policy=["none", "kakurenbo", "random"], shuffled=["partial", "all on every node"])
-def test_a_run_goes_on_exactly_from_every_step(tmp_path, policy, shuffled):
-    options = {
-        "shuffle": SHUFFLES[shuffled](), "importance": POLICIES[policy], "exclude": some(0.1)
-    }  # fmt: skip
-    whole = run(tmp_path / "a", (2, 1), **options)
-    flat = [[b for epoch in seen.batches for b in epoch] for seen in whole]
-    for stop in range(1, len(flat[0]), 3):
-
-        def interrupted(world, stop=stop):
-            with make(world, tmp_path / "b", **options) as loader:
-                watch(loader, stop=stop)
-                loader.save(tmp_path / f"saved{stop}")
-            with make(world, tmp_path / "b", **options) as loader:
-                loader.restore(tmp_path / f"saved{stop}")
-                return [b for epoch in watch(loader).batches for b in epoch]
-
-        rest = run_threads(thread_worlds([2, 1], timeout_s=60), interrupted)
-        assert rest == [batches[stop:] for batches in flat]
-
-
-@diagonal(by_save=[True, False], shuffled=["partial", "all on every node"])
-def test_on_other_ranks_amid_an_epoch_each_row_left_comes_once(tmp_path, by_save, shuffled):
-    excluded, state = some(0.1), None
-    counted: list[Counter[int]] = [Counter() for _ in range(EPOCHS)]
-    legs = [((2, 1), 4, 3), ((1,), 5, 4), ((1, 1, 1), 3, 2), ((2,), 4, None)]
-    for number, (layout, batch_size, stop) in enumerate(legs):
-
-        def leg(world, number=number, batch_size=batch_size, stop=stop, at=state):
-            with make(
-                world, tmp_path / str(number), shuffle=SHUFFLES[shuffled](), exclude=excluded,
-                batch_size=batch_size,
-            ) as loader:  # fmt: skip
-                if at is not None:
-                    (loader.restore if by_save else loader.load_state_dict)(at)
-                first = loader._run.position.epoch
-                seen = watch(loader, stop=stop)
-                saved = tmp_path / f"saved{number}"
-                if by_save:
-                    loader.save(saved)
-                return first, seen, saved if by_save else loader.state_dict()
-
-        everyone = run_threads(thread_worlds(list(layout), timeout_s=60), leg)
-        state = everyone[0][2]
-        for first, seen, _ in everyone:
-            for epoch, batches in enumerate(seen.batches, first):
-                counted[epoch].update(i for batch in batches for i in batch)
-    assert counted == [Counter(set(range(NUM_SAMPLES)) - set(excluded))] * EPOCHS
-
-
 def go_on_with(tmp_path, first, second, *, stop, by_save=True, policy="none"):
     """Train with one list up to a step, then with another: samples by leg and epoch."""
 

@@ -126,7 +126,7 @@ def make(world, root, kind, source=None, *, quota=None, **options):
     )
 
 
-def train(loader, epochs=3, *, save_at=None, path=None):
+def train(loader, epochs=3):
     seen = []
     for epoch in loader.epochs(epochs):
         for batch in loader:
@@ -134,9 +134,6 @@ def train(loader, epochs=3, *, save_at=None, path=None):
             loss = torch.sin(ids.float() * 12.9898 + epoch) + 1.1
             loader.report(batch, loss, ids % 2 == 0, torch.full((len(ids),), 0.9))
             seen.append((epoch, loader.step, digest(batch)))
-            if save_at == (epoch, loader.step):
-                loader.save(path)
-                return seen
         for batch in loader.refresh():
             ids = batch["sample_id"]
             loader.report(batch, torch.cos(ids.float()) + 1.1, ids % 2 == 0)
@@ -195,25 +192,6 @@ def test_batches_of_rows_that_come_several_times_are_the_same(tmp_path, kind):
     assert batches(limited) == batches(whole)
     assert sum(stats["streamed_rows"] for _, stats in limited) > 0
     assert all(stats["most_often"] > 5 for _, stats in whole)
-
-
-@diagonal(kind=KINDS, policy=[None, POLICY])
-def test_a_resumed_run_has_the_rest_of_the_batches(tmp_path, kind, policy):
-    whole = batches(run([1, 1], tmp_path / "whole", kind, importance=policy))
-    options = {"quota": 800_000, "importance": policy}
-    for number, stop in enumerate([(0, 3), (1, 11), (2, 1)]):
-        root, path = tmp_path / f"cache{number}", tmp_path / f"saved{number}"
-
-        def first(loader, path=path, stop=stop):
-            return train(loader, save_at=stop, path=path)
-
-        def rest(loader, path=path):
-            loader.restore(path)
-            return train(loader)
-
-        begun = batches(run([1, 1], root, kind, then=first, **options))
-        ended = batches(run([1, 1], root, kind, then=rest, **options))
-        assert [a + b for a, b in zip(begun, ended, strict=True)] == whole
 
 
 @diagonal(nodes=["one rank", "two ranks of a node"], kind=KINDS, quota=[600_000, 1_500_000])
