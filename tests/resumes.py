@@ -22,7 +22,7 @@ Row = tuple[int, float, str]
 
 
 @dataclass(frozen=True)
-class Dataset:
+class RunData:
     """What a run is of.
 
     Attributes:
@@ -42,13 +42,13 @@ class Dataset:
     cache: Mapping[str, Any] = field(default_factory=dict)
 
 
-def in_memory(num_samples: int, epochs: int, source: type[MemorySource] = MemorySource) -> Dataset:
+def in_memory(num_samples: int, epochs: int, source: type[MemorySource] = MemorySource) -> RunData:
     """Samples without files."""
-    return Dataset([num_samples] * epochs, lambda root: source(num_samples))
+    return RunData([num_samples] * epochs, lambda root: source(num_samples))
 
 
 @dataclass(frozen=True)
-class Job:
+class RunJob:
     """A start of a run.
 
     Attributes:
@@ -73,7 +73,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Trained:
+class SeenBatch:
     """A batch.
 
     Attributes:
@@ -90,7 +90,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobEnd:
     """How a job ended.
 
     Attributes:
@@ -99,7 +99,7 @@ class Ended:
         scores: Of each rank, at the end of the run: by sample, all columns.
     """
 
-    batches: list[list[Trained]]
+    batches: list[list[SeenBatch]]
     state: Any
     scores: list[dict[int, bytes]]
 
@@ -112,7 +112,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Run:
+class ResumedRun:
     """A run on any ranks.
 
     Attributes:
@@ -123,11 +123,11 @@ class Run:
     """
 
     root: Path
-    dataset: Dataset
+    dataset: RunData
     options: Mapping[str, Any]
     epochs: int
 
-    def start(self, job: Job, state: Any = None) -> Ended:
+    def start(self, job: RunJob, state: Any = None) -> JobEnd:
         """Run a job, anew or from where another one ended."""
         if state is None:
             self.root.mkdir(exist_ok=True)
@@ -137,17 +137,17 @@ class Run:
         batches, states, scores = zip(*ranks, strict=True)
         assert all(state == states[0] for state in states), "all ranks stand at the same place"
         assert len({len(seen) for seen in batches}) == 1, "all ranks have equally many steps"
-        return Ended(list(batches), states[0], list(scores))
+        return JobEnd(list(batches), states[0], list(scores))
 
-    def start_all(self, jobs: Sequence[Job], state: Any = None) -> list[Ended]:
+    def start_all(self, jobs: Sequence[RunJob], state: Any = None) -> list[JobEnd]:
         """Run jobs, each from where the one before it ended."""
-        ended: list[Ended] = []
+        ended: list[JobEnd] = []
         for number, job in enumerate(jobs):
             named = replace(job, saved=f"saved-{number}")
             ended.append(self.start(named, ended[-1].state if ended else state))
         return ended
 
-    def open(self, world: World, job: Job) -> Loader:
+    def open(self, world: World, job: RunJob) -> Loader:
         options: dict[str, Any] = {
             "batch_size": 5, "seed": 7, "workers": Workers(threads=0),
             "reports": Reports(progress=False), "fields": self.dataset.fields,
@@ -157,9 +157,9 @@ class Run:
         return Loader(self.dataset.open(self.root), world=world, cache=cache, **options)
 
     def _train(
-        self, world: World, job: Job, state: Any
-    ) -> tuple[list[Trained], Any, dict[int, bytes]]:
-        seen: list[Trained] = []
+        self, world: World, job: RunJob, state: Any
+    ) -> tuple[list[SeenBatch], Any, dict[int, bytes]]:
+        seen: list[SeenBatch] = []
         if job.save_again and state is not None:
             with self.open(world, job) as loader:
                 loader.restore(state)
@@ -171,7 +171,7 @@ class Run:
                 for kind, batches in (("train", loader), ("refresh", loader.refresh())):
                     for batch in batches:
                         loader.report(batch, *losses(batch["sample_id"], epoch))
-                        seen.append(Trained(epoch, kind, digest(batch), rows_of(batch)))
+                        seen.append(SeenBatch(epoch, kind, digest(batch), rows_of(batch)))
                         if world.rank == 0:
                             self.dataset.grow(self.root, epoch)
                         if job.save_each:
@@ -208,14 +208,14 @@ def _hash(columns: Sequence[Any], row: int) -> str:
     return seen.hexdigest()
 
 
-def joined(parts: Sequence[Ended]) -> Ended:
+def joined(parts: Sequence[JobEnd]) -> JobEnd:
     """What jobs on the same ranks have trained together."""
     ranks = zip(*(part.batches for part in parts), strict=True)
     batches = [[batch for seen in rank for batch in seen] for rank in ranks]
-    return Ended(batches, parts[-1].state, parts[-1].scores)
+    return JobEnd(batches, parts[-1].state, parts[-1].scores)
 
 
-def counted(parts: Sequence[Ended], epoch: int, kind: str = "train") -> Counter[int]:
+def counted(parts: Sequence[JobEnd], epoch: int, kind: str = "train") -> Counter[int]:
     """How often each sample came in an epoch, over all ranks and jobs."""
     steps = [step for part in parts for step in part.steps()]
     return Counter(

@@ -19,12 +19,11 @@ from importance import Weighted
 from tests.cases import pairs
 from tests.dataio.growing.shards import Directory, write_shard
 from tests.dataio.loaders import jitter, scramble
-from tests.dataio.store.test_quota import KINDS
-from tests.dataio.store.test_quota import Shards as LargeRows
+from tests.dataio.store.test_quota import KINDS, LargeShards
 from tests.importance.hidden import POLICIES as HIDING
 from tests.importance.hidden import SHUFFLES
 from tests.memory_source import MemorySource
-from tests.resumes import Dataset, Job, Run, counted, in_memory, joined
+from tests.resumes import ResumedRun, RunData, RunJob, counted, in_memory, joined
 
 pytestmark = pytest.mark.thorough
 
@@ -61,12 +60,12 @@ BY_FIELD = {"auto", "keep_agreed", "weighted by label"}
 DATASETS = {
     "memory": in_memory(NUM_SAMPLES, EPOCHS),
     "costs": in_memory(NUM_SAMPLES, EPOCHS, UnequalCosts),
-    "grows": Dataset(
+    "grows": RunData(
         [61, 74, 74, 96], lambda root: Shards(str(root / "shards" / "*.tar"), grows=True),
         begin=first_shards, grow=add_shard,
     ),
-    "quota": Dataset(
-        [300] * EPOCHS, lambda root: LargeRows(), {"label": Int("cls"), **KINDS["both"]},
+    "quota": RunData(
+        [300] * EPOCHS, lambda root: LargeShards(), {"label": Int("cls"), **KINDS["both"]},
         cache={"quota": 800_000},
     ),
 }  # fmt: skip
@@ -85,12 +84,12 @@ CACHES = {"its own": ("a", "a", "a"), "none": ("a", "b", "c"), "one epochs old":
 
 def make(
     place: Path, policy: str, shuffled: str, dataset: str, feature: str, **options: Any
-) -> Run:
+) -> ResumedRun:
     """A run of these rows of the tables."""
     chosen = {"importance": POLICIES[policy], "shuffle": SHUFFLES[shuffled]()}
     if dataset == "quota":
         options["batch_size"] = 11
-    return Run(place, DATASETS[dataset], chosen | FEATURES[feature] | options, EPOCHS)
+    return ResumedRun(place, DATASETS[dataset], chosen | FEATURES[feature] | options, EPOCHS)
 
 
 def excluding(policy: str, dataset: str, feature: str, **_: str) -> bool:
@@ -110,7 +109,7 @@ def draw(*case: Any) -> np.random.Generator:
 @pytest.mark.parametrize("policy", sorted(POLICIES.keys() - {"none", "full", "stopped_learning"}))
 def test_policies_of_the_table_hide_or_repeat_rows(tmp_path, policy):
     """Otherwise what follows would prove nothing of hidden rows."""
-    whole = make(tmp_path, policy, "partial", "memory", "plain").start(Job((2, 1)))
+    whole = make(tmp_path, policy, "partial", "memory", "plain").start(RunJob((2, 1)))
     once = set(range(NUM_SAMPLES))
     assert any(counted([whole], epoch).keys() < once for epoch in range(EPOCHS))
 
@@ -126,11 +125,11 @@ def test_on_the_same_ranks_every_byte_and_score_is_the_same(
     case = (policy, shuffled, dataset, feature, caches)
     rng, run = draw(*case), partial(make, policy=policy, shuffled=shuffled, dataset=dataset)
     nodes = NODES[rng.integers(len(NODES))]
-    whole = run(tmp_path / "whole", feature=feature).start(Job(nodes))
+    whole = run(tmp_path / "whole", feature=feature).start(RunJob(nodes))
     places = sorted(rng.choice(np.arange(1, len(whole.batches[0])), 2, replace=False).tolist())
     parts = run(tmp_path / "parts", feature=feature).start_all(
         [
-            Job(
+            RunJob(
                 nodes, stop, cache, by_save=feature != "state_dict",
                 save_again=feature == "saved again",
                 options={"workers": Workers(threads=(0, 3, 1)[number] * (feature == "threads"))},
@@ -153,9 +152,9 @@ def test_from_a_save_at_any_step_every_byte_and_score_is_the_same(
 ):
     """From caches that are epochs ahead, and from none; and to save changes nothing."""
     run = make(tmp_path / "whole", policy, shuffled, dataset, feature)
-    whole = run.start(Job((1, 1)))
+    whole = run.start(RunJob((1, 1)))
     run = make(tmp_path / "run", policy, shuffled, dataset, feature)
-    saved = run.start(Job((1, 1), save_each=True))
+    saved = run.start(RunJob((1, 1), save_each=True))
     assert (saved.batches, saved.scores) == (whole.batches, whole.scores)
     assert len(whole.batches[0]) > 3 * EPOCHS
     last = [batch.epoch for batch in whole.batches[0]].index(EPOCHS - 1)
@@ -164,7 +163,7 @@ def test_from_a_save_at_any_step_every_byte_and_score_is_the_same(
         cache = "cache" if number % 2 else f"new-{number}"
         workers = Workers(threads=number % 3)
         rest = run.start(
-            Job((1, 1), cache=cache, options={"workers": workers}), run.root / f"at-{number}"
+            RunJob((1, 1), cache=cache, options={"workers": workers}), run.root / f"at-{number}"
         )
         assert rest.batches == [seen[number:] for seen in whole.batches], f"from save {number}"
         assert rest.scores == whole.scores, f"from save {number}"
@@ -193,9 +192,9 @@ def test_on_other_ranks_a_step_of_as_many_rows_has_the_same_rows(
     run = make(tmp_path / "run", policy, shuffled, dataset, feature)
     layouts, rng = LAYOUTS[shuffled], draw(policy, shuffled, dataset, feature)
 
-    def job(number: int, stop: int | None = None, **options: Any) -> Job:
+    def job(number: int, stop: int | None = None, **options: Any) -> RunJob:
         options["batch_size"] = 12 // sum(layouts[number])
-        return Job(layouts[number], stop, f"cache{number}", options=options)
+        return RunJob(layouts[number], stop, f"cache{number}", options=options)
 
     whole = make(tmp_path / "whole", policy, shuffled, dataset, feature).start(job(0))
     num_stops = len(layouts) - 1
@@ -236,14 +235,14 @@ def test_on_any_ranks_and_batch_sizes_each_sample_of_an_epoch_comes_as_often(
     run = make(tmp_path / "run", policy, shuffled, dataset, feature)
     parts = run.start_all(
         [
-            Job(
+            RunJob(
                 nodes, stop, f"cache{number % 2}", by_save=feature != "state_dict",
                 options={"batch_size": batch_size, "workers": Workers(threads=threads)},
             )
             for number, (nodes, batch_size, threads, stop) in enumerate(LEGS)
         ]
     )  # fmt: skip
-    whole = make(tmp_path / "whole", policy, shuffled, dataset, feature).start(Job((1,)))
+    whole = make(tmp_path / "whole", policy, shuffled, dataset, feature).start(RunJob((1,)))
     hidden = 0
     for epoch, num_samples in enumerate(DATASETS[dataset].num_samples):
         there = set(range(num_samples)) - set(FEATURES[feature].get("exclude", ()))
@@ -265,9 +264,9 @@ def test_a_cache_of_the_same_ranks_before_they_changed_is_not_taken_for_theirs(t
     """It is of this layout and epoch too, but its rows have moved for longer."""
     epochs, num_samples = 3, 211
     options = {"shuffle": shuffle.Partial(0.5), "batch_size": 4}
-    run = Run(tmp_path / "run", in_memory(num_samples, epochs), options, epochs)
+    run = ResumedRun(tmp_path / "run", in_memory(num_samples, epochs), options, epochs)
     legs = (((1, 1), 30, "a"), ((1,), 3, "b"), ((1, 1), 5, "a"), ((1,), None, "b"))
-    parts = run.start_all([Job(*leg, by_save=False) for leg in legs])
+    parts = run.start_all([RunJob(*leg, by_save=False) for leg in legs])
     for epoch in range(epochs):
         assert counted(parts, epoch) == dict.fromkeys(range(num_samples), 1)
 
@@ -276,9 +275,9 @@ def test_a_cache_of_the_same_ranks_before_they_changed_is_not_taken_for_theirs(t
 def test_with_as_many_rows_a_step_of_other_pools_each_sample_comes_once(tmp_path, dataset):
     """Two ranks of a node have as many rows a step as one, and yet one row more or less in all."""
     chosen = {"even": in_memory(98, EPOCHS), "grows": DATASETS["grows"]}[dataset]
-    run = Run(tmp_path / "run", chosen, {"shuffle": shuffle.Local()}, EPOCHS)
+    run = ResumedRun(tmp_path / "run", chosen, {"shuffle": shuffle.Local()}, EPOCHS)
     legs = (((1, 1), 9, 6), ((2, 2), 10, 3), ((1, 1), None, 6))
-    jobs = [Job(nodes, stop, options={"batch_size": rows}) for nodes, stop, rows in legs]
+    jobs = [RunJob(nodes, stop, options={"batch_size": rows}) for nodes, stop, rows in legs]
     parts = run.start_all(jobs)
     for epoch, num_samples in enumerate(chosen.num_samples):
         assert counted(parts, epoch) == dict.fromkeys(range(num_samples), 1), f"epoch {epoch}"

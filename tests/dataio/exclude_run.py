@@ -41,7 +41,7 @@ def losses(ids: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor, t
 
 
 @dataclass
-class Seen:
+class SeenByRank:
     """What one rank saw.
 
     Attributes:
@@ -71,9 +71,9 @@ def make(world: World, root: Path, **options: object) -> Loader:
     return Loader(source, world=world, **chosen | options)  # type: ignore[arg-type]
 
 
-def watch(loader: Loader, *, epochs: int = EPOCHS, stop: int | None = None) -> Seen:
+def watch(loader: Loader, *, epochs: int = EPOCHS, stop: int | None = None) -> SeenByRank:
     """Train to the end, or for some steps."""
-    seen, left = Seen(), stop
+    seen, left = SeenByRank(), stop
     for epoch in loader.epochs(epochs):
         plan, ids = loader._run.running.plan, loader._session.pool.sample_ids
         seen.hidden.append(sorted(ids[plan.selection.hidden].tolist()))
@@ -96,7 +96,7 @@ def watch(loader: Loader, *, epochs: int = EPOCHS, stop: int | None = None) -> S
     return seen
 
 
-def trained(everyone: Sequence[Seen], epoch: int) -> list[int]:
+def trained(everyone: Sequence[SeenByRank], epoch: int) -> list[int]:
     """All ranks' samples of an epoch, ascending."""
     return sorted(i for seen in everyone for batch in seen.batches[epoch] for i in batch)
 

@@ -31,13 +31,13 @@ from tests.dataio.exclude_run import (
     NUM_SAMPLES,
     POLICIES,
     SHUFFLES,
-    Seen,
+    SeenByRank,
     make,
     some,
     trained,
     watch,
 )
-from tests.dataio.store.test_quota import KINDS, Shards
+from tests.dataio.store.test_quota import KINDS, LargeShards
 from tests.memory_source import MemorySource
 from tests.multirank import RunRanks
 
@@ -370,10 +370,10 @@ def test_a_row_that_cannot_be_read_is_no_trouble_once_it_is_excluded(tmp_path, s
 
 
 def test_under_a_quota_no_excluded_row_is_asked_of_the_source_again(tmp_path):
-    excluded = some(0.3, num_samples=Shards().num_samples)
+    excluded = some(0.3, num_samples=LargeShards().num_samples)
 
     def on_rank(world):
-        source = Shards()
+        source = LargeShards()
         with make(
             world, tmp_path, source=source, exclude=excluded, fields=KINDS["fixed"], batch_size=6,
             cache=NodeCache(tmp_path, quota=400_000), workers=Workers(threads=1),
@@ -384,7 +384,7 @@ def test_under_a_quota_no_excluded_row_is_asked_of_the_source_again(tmp_path):
             return watch(loader), list(source.rows_read)
 
     everyone = run_threads(thread_worlds([1, 1], timeout_s=60), on_rank)
-    left = set(range(Shards().num_samples)) - set(excluded)
+    left = set(range(LargeShards().num_samples)) - set(excluded)
     for epoch in range(EPOCHS):
         assert trained([seen for seen, _ in everyone], epoch) == sorted(left)
     assert all(read and not set(read) & set(excluded) for _, read in everyone)
@@ -442,7 +442,7 @@ def test_under_mpi_excluded_rows_never_come_and_a_longer_list_goes_on(
         env={"TONARI_RANKS_PER_NODE": str(per_node)},
     )  # fmt: skip
     told: list[Any] = ended.reports
-    legs = [[Seen(**report[leg]) for report in told] for leg in (0, 1)]
+    legs = [[SeenByRank(**report[leg]) for report in told] for leg in (0, 1)]
     early = set(trained(legs[0], 0))
     assert len(early) == 5 * BATCH * n
     assert not early & set(first)

@@ -39,7 +39,7 @@ Row = tuple[int, int, int, int, int, int, float]
 
 
 @dataclass(frozen=True)
-class Leg:
+class PlayedLeg:
     """One start of a run, on these ranks.
 
     Attributes:
@@ -68,7 +68,7 @@ class History:
     drop_last: bool
     overlap: bool
     quota: bool
-    legs: tuple[Leg, ...]
+    legs: tuple[PlayedLeg, ...]
 
 
 def draw(seed: int) -> History:
@@ -85,7 +85,7 @@ def draw(seed: int) -> History:
             first = LAYOUTS[rng.integers(len(LAYOUTS))], int(rng.integers(3, 7))
         steps, unsaved = int(rng.integers(1, 25)), int(rng.choice([0, 0, 1, 5, 14]))
         skip = int(skips.choice([0, 0, 1, 4, 99]))
-        legs.append(Leg(*first, excluded, steps, unsaved, skip))
+        legs.append(PlayedLeg(*first, excluded, steps, unsaved, skip))
     whole = policy != "keep_agreed"  # which goes by a field, so all rows are in the caches
     overlap = bool(whole and rng.random() < 0.3)
     return History(

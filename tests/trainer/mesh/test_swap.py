@@ -120,7 +120,7 @@ def test_gradients_are_those_without_swapping_bit_for_bit(kind, mesh):
             assert same(found, plain)
 
 
-class Odd(nn.Module):
+class OddLayers(nn.Module):
     """A block that does to its tensors what a keeper of tensors may stumble over."""
 
     def __init__(self, width: int) -> None:
@@ -141,7 +141,7 @@ class Odd(nn.Module):
 
 def odd_blocks(count: int) -> list[nn.Module]:
     torch.manual_seed(4)
-    return [Odd(16).double() for _ in range(count)]
+    return [OddLayers(16).double() for _ in range(count)]
 
 
 def walk(blocks: list[nn.Module], values: Tensor) -> Tensor:
