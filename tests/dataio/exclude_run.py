@@ -1,17 +1,16 @@
 """Train with some samples left out, and look on: what each rank was given, step by step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
 
-import shuffle
 from dataio import Loader, Reports, Workers
-from dataio.plan.policies import Importance, Shuffle
+from dataio.plan.policies import Importance
 from dataio.world import World
 from importance import Full, InfoBatch, Kakurenbo, KeepAgreed, RandomPrune
+from tests.importance.hidden import losses
 from tests.memory_source import FIELDS, MemorySource
 
 NUM_SAMPLES = 103
@@ -26,18 +25,6 @@ POLICIES: dict[str, Importance | None] = {
     "infobatch": InfoBatch(0.5, delta=1.0),
     "random": RandomPrune(0.3, delta=1.0),
 }
-SHUFFLES: dict[str, Callable[[], Shuffle]] = {
-    "local": shuffle.Local,
-    "partial": lambda: shuffle.Partial(0.3),
-    "dealt anew": lambda: shuffle.Global(moves=True),
-    "all on every node": shuffle.Global,
-}
-
-
-def losses(ids: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Losses, outcomes and confidences that follow from (sample, epoch)."""
-    loss = ((ids * 37 + epoch * 11) % 61).float() / 16
-    return loss, ids % 5 > 0, torch.where(ids % 7 > 0, 0.9, 0.4)
 
 
 @dataclass

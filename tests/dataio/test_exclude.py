@@ -30,7 +30,6 @@ from tests.dataio.exclude_run import (
     EPOCHS,
     NUM_SAMPLES,
     POLICIES,
-    SHUFFLES,
     SeenByRank,
     make,
     some,
@@ -38,6 +37,7 @@ from tests.dataio.exclude_run import (
     watch,
 )
 from tests.dataio.store.test_quota import KINDS, LargeShards
+from tests.importance.hidden import SHUFFLES
 from tests.memory_source import MemorySource
 from tests.multirank import RunRanks
 

@@ -16,7 +16,8 @@ from dataio.rowlog.trained import TrainedRows
 from dataio.rows.samples import Batch
 from dataio.world import World, run_threads, thread_worlds
 from importance import Weighted
-from tests.dataio.exclude_run import NUM_SAMPLES, POLICIES, SHUFFLES, losses, make, some
+from tests.dataio.exclude_run import NUM_SAMPLES, POLICIES, make, some
+from tests.importance.hidden import SHUFFLES, losses
 from tests.memory_source import MemorySource, payload
 
 LAYOUTS = [(1,), (2,), (1, 1), (2, 1), (1, 1, 1), (2, 2)]
