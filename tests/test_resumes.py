@@ -266,7 +266,8 @@ def test_a_cache_of_the_same_ranks_before_they_changed_is_not_taken_for_theirs(t
     options = {"shuffle": shuffle.Partial(0.5), "batch_size": 4}
     run = ResumedRun(tmp_path / "run", in_memory(num_samples, epochs), options, epochs)
     legs = (((1, 1), 30, "a"), ((1,), 3, "b"), ((1, 1), 5, "a"), ((1,), None, "b"))
-    parts = run.start_all([RunJob(*leg, by_save=False) for leg in legs])
+    jobs = [RunJob(nodes, stop, cache, by_save=False) for nodes, stop, cache in legs]
+    parts = run.start_all(jobs)
     for epoch in range(epochs):
         assert counted(parts, epoch) == dict.fromkeys(range(num_samples), 1)
 

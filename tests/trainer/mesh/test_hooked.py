@@ -1,7 +1,7 @@
 """Hooks on weights go along to whatever takes a weight's place; what cannot is refused."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,18 +11,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tests.trainer.mesh.test_parallelize_alone import TwoStages
 from tonari.trainer.errors import ConfigError
-from tonari.trainer.mesh.mesh import make_mesh
 from tonari.trainer.mesh.parallelize import parallelize
 from tonari.trainer.models import Adapted, StagedModel, deferred, seeded
-from tonari.trainer.watch.launch import join
 
 X = torch.arange(12.0).view(3, 4) / 7
-
-
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    with join(device="cpu"):
-        yield make_mesh((1, 1, 1, 1, 1), device_type="cpu")
 
 
 class HookedNet(nn.Module):

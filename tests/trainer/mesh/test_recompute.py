@@ -1,7 +1,5 @@
 """Of a stage, only so many blocks compute again, those that are worth most."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,7 +8,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.mesh.tiny_models import batch_of, make, one_process, task_of
 from tonari.trainer.errors import ConfigError
-from tonari.trainer.mesh.mesh import make_mesh
 from tonari.trainer.mesh.parallelize import parallelize
 from tonari.trainer.mesh.recompute import (
     Checkpointing,
@@ -21,13 +18,6 @@ from tonari.trainer.mesh.recompute import (
     worths,
 )
 from tonari.trainer.models import ResNet, seeded
-from tonari.trainer.watch.launch import join
-
-
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    with join(device="cpu"):
-        yield make_mesh((1, 1, 1, 1, 1), device_type="cpu")
 
 
 def step(

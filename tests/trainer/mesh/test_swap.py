@@ -2,7 +2,7 @@
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,21 +16,13 @@ from torch.distributed.fsdp import FSDPModule
 
 from tests.trainer.mesh.tiny_models import SEQUENCE, VOCABULARY, batch_of, make, task_of
 from tonari.oracle.record import Recorder
-from tonari.trainer.mesh.mesh import make_mesh
 from tonari.trainer.mesh.parallelize import _shard, parallelize
 from tonari.trainer.mesh.swap import NO_COPIES, Swap, device_bytes, swapped_blocks
 from tonari.trainer.models import GPT, StagedModel, seeded
-from tonari.trainer.watch.launch import join
 
 CPU = torch.device("cpu")
 Gradients = dict[str, Tensor]
 Lane = list[Callable[[], object]]
-
-
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    with join(device="cpu"):
-        yield make_mesh((1, 1, 1, 1, 1), device_type="cpu")
 
 
 class LateLanes:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import dataio
-from dataio.loader import Loader
 from dataio.source.text.tokenizer import open_tokenizer
 from tests import hub
 from tests.tokenizers_made import make_tokenizer
@@ -25,16 +24,6 @@ from tonari.trainer.models.documents import positions_of
 from tonari.trainer.run.build import make_model
 from tonari.trainer.run.loop import train
 from tonari.trainer.run.packed import NO_TARGET, NextTokenInDocument
-
-
-@pytest.fixture
-def unstaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail where anything would be staged."""
-
-    def stage(*args: object, **kwargs: object) -> None:
-        raise AssertionError("staged")
-
-    monkeypatch.setattr(Loader, "__init__", stage)
 
 
 @pytest.fixture
