@@ -1,6 +1,8 @@
 """CI's cases hold each value, and other pairs in other tests."""
 
-from tests.cases import diagonal, diagonal_of
+from itertools import product
+
+from tests.cases import diagonal, diagonal_of, each_value_of, pairs_of
 
 SIZES = {"shuffle": 3, "policy": 4, "kind": 2}
 
@@ -30,3 +32,25 @@ def test_all_combinations_are_there_and_those_off_the_diagonal_are_nightly():
     assert [case.values for case in cases] == [(1, "x"), (1, "y"), (2, "x"), (2, "y")]
     nightly = [case.values for case in cases if case.marks]
     assert sorted(nightly) in ([(1, "x"), (2, "y")], [(1, "y"), (2, "x")])
+
+
+def test_every_two_values_meet_in_few_cases_and_ci_takes_each_value_about_equally_often():
+    axes = {"shuffle": list("abc"), "policy": list("defgh"), "kind": list("ij"), "more": list("kl")}
+
+    def excluding(shuffle, policy, **others):
+        return (shuffle, policy) == ("a", "d")
+
+    cases = pairs_of(axes, "test", excluding)
+    assert len(cases) < 20 < 60
+    met = {(one, other) for case in cases for one in case for other in case}
+    values = list(axes.values())
+    for number, axis in enumerate(values):
+        for others in values[:number]:
+            assert set(product(others, axis)) - met <= {("a", "d")}
+    assert ("a", "d") not in met
+    kept = each_value_of(cases)
+    assert len(kept) == 5
+    assert set(kept) <= set(cases)
+    for number, axis in enumerate(values):
+        times = [sum(case[number] == value for case in kept) for value in axis]
+        assert 1 <= min(times) <= max(times) <= min(times) + 1

@@ -1,17 +1,16 @@
 """Train with some samples left out, and look on: what each rank was given, step by step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
 
-import shuffle
 from dataio import Loader, Reports, Workers
-from dataio.plan.policies import Importance, Shuffle
+from dataio.plan.policies import Importance
 from dataio.world import World
 from importance import Full, InfoBatch, Kakurenbo, KeepAgreed, RandomPrune
+from tests.importance.hidden import losses
 from tests.memory_source import FIELDS, MemorySource
 
 NUM_SAMPLES = 103
@@ -26,22 +25,10 @@ POLICIES: dict[str, Importance | None] = {
     "infobatch": InfoBatch(0.5, delta=1.0),
     "random": RandomPrune(0.3, delta=1.0),
 }
-SHUFFLES: dict[str, Callable[[], Shuffle]] = {
-    "local": shuffle.Local,
-    "partial": lambda: shuffle.Partial(0.3),
-    "dealt anew": lambda: shuffle.Global(moves=True),
-    "all on every node": shuffle.Global,
-}
-
-
-def losses(ids: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Losses, outcomes and confidences that follow from (sample, epoch)."""
-    loss = ((ids * 37 + epoch * 11) % 61).float() / 16
-    return loss, ids % 5 > 0, torch.where(ids % 7 > 0, 0.9, 0.4)
 
 
 @dataclass
-class Seen:
+class SeenByRank:
     """What one rank saw.
 
     Attributes:
@@ -71,9 +58,9 @@ def make(world: World, root: Path, **options: object) -> Loader:
     return Loader(source, world=world, **chosen | options)  # type: ignore[arg-type]
 
 
-def watch(loader: Loader, *, epochs: int = EPOCHS, stop: int | None = None) -> Seen:
+def watch(loader: Loader, *, epochs: int = EPOCHS, stop: int | None = None) -> SeenByRank:
     """Train to the end, or for some steps."""
-    seen, left = Seen(), stop
+    seen, left = SeenByRank(), stop
     for epoch in loader.epochs(epochs):
         plan, ids = loader._run.running.plan, loader._session.pool.sample_ids
         seen.hidden.append(sorted(ids[plan.selection.hidden].tolist()))
@@ -96,7 +83,7 @@ def watch(loader: Loader, *, epochs: int = EPOCHS, stop: int | None = None) -> S
     return seen
 
 
-def trained(everyone: Sequence[Seen], epoch: int) -> list[int]:
+def trained(everyone: Sequence[SeenByRank], epoch: int) -> list[int]:
     """All ranks' samples of an epoch, ascending."""
     return sorted(i for seen in everyone for batch in seen.batches[epoch] for i in batch)
 

@@ -22,7 +22,7 @@ KAKURENBO = Kakurenbo(FRACTION, drops=(), alphas=(1.0,), warmup_epochs=0, refres
 
 
 @dataclass(frozen=True)
-class Case:
+class HiddenCase:
     """A pool of rows of one size on every node.
 
     Attributes:
@@ -96,7 +96,9 @@ def read_epoch(loader: Loader, epochs: Iterator[int], row_bytes: int) -> Read:
     return Read(disk_bytes_read() - before, seconds, rows * row_bytes)
 
 
-def one_node(case: Case, root: Path, saved: Path | None, importance: Importance | None) -> Read:
+def one_node(
+    case: HiddenCase, root: Path, saved: Path | None, importance: Importance | None
+) -> Read:
     """One epoch on one node; the one after what was saved, if anything."""
     forget(root)
     with case.loader(root, importance=importance) as loader:
@@ -105,7 +107,7 @@ def one_node(case: Case, root: Path, saved: Path | None, importance: Importance 
         return read_epoch(loader, loader.epochs(2), case.row_bytes)
 
 
-def report_losses(case: Case, root: Path, saved: Path) -> None:
+def report_losses(case: HiddenCase, root: Path, saved: Path) -> None:
     """Save a run after an epoch in which every row was right, sure, and had its own loss."""
     with case.loader(root, importance=KAKURENBO) as loader:
         next(loader.epochs(2))
@@ -121,7 +123,7 @@ def loss_of(ids: torch.Tensor) -> torch.Tensor:
 
 
 def two_nodes(
-    case: Case, root: Path, importance: Importance | None, shuffle: Shuffle | None
+    case: HiddenCase, root: Path, importance: Importance | None, shuffle: Shuffle | None
 ) -> Read:
     """One epoch on two nodes of this process, its exchange included; it takes no effect."""
     forget(root)

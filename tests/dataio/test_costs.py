@@ -20,7 +20,7 @@ from dataio.rows.fields import Field
 from dataio.world import World, run_threads, single_world, thread_worlds
 from importance import CostAware, Kakurenbo
 from tests.cases import diagonal
-from tests.dataio.store.test_quota import SAMPLES, Shards
+from tests.dataio.store.test_quota import SAMPLES, LargeShards
 
 FIELDS: dict[str, Field] = {"data": Bytes("bin")}
 QUOTA, BATCH = 1_000_000, 6
@@ -60,7 +60,7 @@ def open_loader(
     shuffled: Shuffle | None = None, metrics: Path | None = None,
 ) -> Loader:  # fmt: skip
     return Loader(
-        Shards(), cache=NodeCache(root, quota=quota), world=world or single_world(),
+        LargeShards(), cache=NodeCache(root, quota=quota), world=world or single_world(),
         batch_size=BATCH, fields=FIELDS, workers=Workers(threads=0), importance=policy,
         shuffle=shuffled, reports=Reports(progress=False, metrics=metrics),
     )  # fmt: skip

@@ -30,14 +30,14 @@ from tests.dataio.exclude_run import (
     EPOCHS,
     NUM_SAMPLES,
     POLICIES,
-    SHUFFLES,
-    Seen,
+    SeenByRank,
     make,
     some,
     trained,
     watch,
 )
-from tests.dataio.store.test_quota import KINDS, Shards
+from tests.dataio.store.test_quota import KINDS, LargeShards
+from tests.importance.hidden import SHUFFLES
 from tests.memory_source import MemorySource
 from tests.multirank import RunRanks
 
@@ -237,57 +237,6 @@ def test_what_is_drawn_by_weight_is_drawn_from_the_rows_left(tmp_path):
         run(tmp_path / "c", (1,), importance=Weighted(nothing), exclude=excluded)
 
 
-@pytest.mark.thorough
-@diagonal(policy=["none", "kakurenbo", "random"], shuffled=["partial", "all on every node"])
-def test_a_run_goes_on_exactly_from_every_step(tmp_path, policy, shuffled):
-    options = {
-        "shuffle": SHUFFLES[shuffled](), "importance": POLICIES[policy], "exclude": some(0.1)
-    }  # fmt: skip
-    whole = run(tmp_path / "a", (2, 1), **options)
-    flat = [[b for epoch in seen.batches for b in epoch] for seen in whole]
-    for stop in range(1, len(flat[0]), 3):
-
-        def interrupted(world, stop=stop):
-            with make(world, tmp_path / "b", **options) as loader:
-                watch(loader, stop=stop)
-                loader.save(tmp_path / f"saved{stop}")
-            with make(world, tmp_path / "b", **options) as loader:
-                loader.restore(tmp_path / f"saved{stop}")
-                return [b for epoch in watch(loader).batches for b in epoch]
-
-        rest = run_threads(thread_worlds([2, 1], timeout_s=60), interrupted)
-        assert rest == [batches[stop:] for batches in flat]
-
-
-@diagonal(by_save=[True, False], shuffled=["partial", "all on every node"])
-def test_on_other_ranks_amid_an_epoch_each_row_left_comes_once(tmp_path, by_save, shuffled):
-    excluded, state = some(0.1), None
-    counted: list[Counter[int]] = [Counter() for _ in range(EPOCHS)]
-    legs = [((2, 1), 4, 3), ((1,), 5, 4), ((1, 1, 1), 3, 2), ((2,), 4, None)]
-    for number, (layout, batch_size, stop) in enumerate(legs):
-
-        def leg(world, number=number, batch_size=batch_size, stop=stop, at=state):
-            with make(
-                world, tmp_path / str(number), shuffle=SHUFFLES[shuffled](), exclude=excluded,
-                batch_size=batch_size,
-            ) as loader:  # fmt: skip
-                if at is not None:
-                    (loader.restore if by_save else loader.load_state_dict)(at)
-                first = loader._run.position.epoch
-                seen = watch(loader, stop=stop)
-                saved = tmp_path / f"saved{number}"
-                if by_save:
-                    loader.save(saved)
-                return first, seen, saved if by_save else loader.state_dict()
-
-        everyone = run_threads(thread_worlds(list(layout), timeout_s=60), leg)
-        state = everyone[0][2]
-        for first, seen, _ in everyone:
-            for epoch, batches in enumerate(seen.batches, first):
-                counted[epoch].update(i for batch in batches for i in batch)
-    assert counted == [Counter(set(range(NUM_SAMPLES)) - set(excluded))] * EPOCHS
-
-
 def go_on_with(tmp_path, first, second, *, stop, by_save=True, policy="none"):
     """Train with one list up to a step, then with another: samples by leg and epoch."""
 
@@ -421,10 +370,10 @@ def test_a_row_that_cannot_be_read_is_no_trouble_once_it_is_excluded(tmp_path, s
 
 
 def test_under_a_quota_no_excluded_row_is_asked_of_the_source_again(tmp_path):
-    excluded = some(0.3, num_samples=Shards().num_samples)
+    excluded = some(0.3, num_samples=LargeShards().num_samples)
 
     def on_rank(world):
-        source = Shards()
+        source = LargeShards()
         with make(
             world, tmp_path, source=source, exclude=excluded, fields=KINDS["fixed"], batch_size=6,
             cache=NodeCache(tmp_path, quota=400_000), workers=Workers(threads=1),
@@ -435,7 +384,7 @@ def test_under_a_quota_no_excluded_row_is_asked_of_the_source_again(tmp_path):
             return watch(loader), list(source.rows_read)
 
     everyone = run_threads(thread_worlds([1, 1], timeout_s=60), on_rank)
-    left = set(range(Shards().num_samples)) - set(excluded)
+    left = set(range(LargeShards().num_samples)) - set(excluded)
     for epoch in range(EPOCHS):
         assert trained([seen for seen, _ in everyone], epoch) == sorted(left)
     assert all(read and not set(read) & set(excluded) for _, read in everyone)
@@ -493,7 +442,7 @@ def test_under_mpi_excluded_rows_never_come_and_a_longer_list_goes_on(
         env={"TONARI_RANKS_PER_NODE": str(per_node)},
     )  # fmt: skip
     told: list[Any] = ended.reports
-    legs = [[Seen(**report[leg]) for report in told] for leg in (0, 1)]
+    legs = [[SeenByRank(**report[leg]) for report in told] for leg in (0, 1)]
     early = set(trained(legs[0], 0))
     assert len(early) == 5 * BATCH * n
     assert not early & set(first)

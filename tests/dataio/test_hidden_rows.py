@@ -25,10 +25,10 @@ from tests.cases import diagonal
 from tests.dataio.batch.gather_pool import FIELDS as KIND_FIELDS
 from tests.dataio.batch.gather_pool import EveryKind, pick_in_turn
 from tests.dataio.batch.gather_pool import open_pool as open_kinds
-from tests.dataio.hidden_pool import FRACTION, KAKURENBO, PRUNE, Case, one_node, report_losses
+from tests.dataio.hidden_pool import FRACTION, KAKURENBO, PRUNE, HiddenCase, one_node, report_losses
 from tests.dataio.hidden_pool import two_nodes as two_nodes_read
 from tests.dataio.loaders import loss_of
-from tests.dataio.store.test_quota import KINDS, Shards
+from tests.dataio.store.test_quota import KINDS, LargeShards
 from tests.opened import make_gather
 
 NUM_SAMPLES = 48
@@ -113,7 +113,7 @@ def report(loader, epoch):
 @diagonal(kind=["fixed", "both"], policy=POLICIES)
 def test_under_a_quota_the_source_is_not_asked_for_hidden_rows(tmp_path, kind, policy):
     def on_rank(world):
-        source = Shards()
+        source = LargeShards()
         with Loader(
             source, cache=NodeCache(tmp_path, quota=400_000), world=world, batch_size=6,
             fields=KINDS[kind], seed=3,
@@ -143,7 +143,7 @@ def test_under_a_quota_the_source_is_not_asked_for_hidden_rows(tmp_path, kind, p
 
 def open_case(tmp_path, *, fixed=True):
     """A pool on a disk whose bytes the kernel counts, and what an epoch of all rows reads."""
-    case = Case(48 << 10, fixed, 320 * 48 << 10)  # full batches, with 96 rows hidden or none
+    case = HiddenCase(48 << 10, fixed, 320 * 48 << 10)  # full batches, with 96 rows hidden or none
     one_node(case, tmp_path / "one", None, None)
     with patch("dataio.store.cache.exceeds_memory", lambda reader: True):
         full = one_node(case, tmp_path / "one", None, None)

@@ -6,54 +6,8 @@ import shuffle
 from dataio import Loader, Reports, Staging, Workers
 from dataio.world import run_threads, single_world, thread_worlds
 from tests.cases import diagonal
-from tests.dataio.loaders import EPOCHS, POLICIES, digest, jitter, loss_of, make, train
+from tests.dataio.loaders import EPOCHS, POLICIES, digest, loss_of, make, train
 from tests.memory_source import FIELDS, MemorySource, payload
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_prefix_and_resume_equal_the_uninterrupted_run_at_every_step(tmp_path, policy):
-    """Save after every step, go on in new loaders with another thread count: byte for byte."""
-
-    def whole(world):
-        with make(
-            world, tmp_path / "whole", importance=POLICIES[policy], transform=jitter
-        ) as loader:
-            return train(loader)
-
-    uninterrupted = run_threads(thread_worlds([1, 1]), whole)
-    stops = [(epoch, step) for epoch, kind, step, _ in uninterrupted[0] if kind == "train"]
-    assert len({epoch for epoch, _ in stops}) == EPOCHS
-    for number, stop in enumerate(stops):
-        root, path = tmp_path / f"part{number}", tmp_path / f"saved{number}"
-
-        def first(world, root=root, stop=stop, path=path):
-            with make(world, root, importance=POLICIES[policy], transform=jitter) as loader:
-                return train(loader, save_at=stop, path=path)
-
-        def rest(world, root=root, path=path):
-            loader = make(
-                world,
-                root,
-                importance=POLICIES[policy],
-                transform=jitter,
-                workers=Workers(threads=(0, 3)[world.rank % 2]),
-            )
-            with loader:
-                loader.restore(path)
-                return train(loader)
-
-        begun = run_threads(thread_worlds([1, 1]), first)
-        ended = run_threads(thread_worlds([1, 1]), rest)
-        for rank in range(2):
-            assert begun[rank] + ended[rank] == uninterrupted[rank], f"stopped at {stop}"
-
-
-def test_hiding_policies_hide(tmp_path):
-    """Otherwise the test above would prove nothing about hidden rows."""
-    for name in ("kakurenbo", "random"):
-        with make(single_world(), tmp_path / name, importance=POLICIES[name]) as loader:
-            train(loader, 2)
-            assert loader.stats()["hidden_fraction"] > 0.05
 
 
 @diagonal(layout=[[1], [2, 2], [3, 1], [3, 2, 2]], policy=POLICIES)

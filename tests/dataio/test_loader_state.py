@@ -133,34 +133,6 @@ def test_a_save_that_fails_is_named_and_keeps_what_was_saved(tmp_path, monkeypat
         assert loader.step == 1
 
 
-def test_a_save_in_the_middle_of_a_refresh_goes_on_there(tmp_path):
-    kakurenbo = POLICIES["kakurenbo"]
-
-    def until_refresh(loader):
-        for epoch in loader.epochs(2):
-            for batch in loader:
-                loader.report(batch, *loss_of(batch["sample_id"], epoch))
-            if epoch == 1:
-                return
-            list(loader.refresh())
-
-    with make(single_world(), tmp_path / "a", importance=kakurenbo, batch_size=1) as loader:
-        until_refresh(loader)
-        whole = [digest(batch) for batch in loader.refresh()]
-    assert len(whole) > 3
-    with make(single_world(), tmp_path / "a", importance=kakurenbo, batch_size=1) as loader:
-        until_refresh(loader)
-        for number, _batch in enumerate(loader.refresh()):
-            if number == 1:
-                loader.save(tmp_path / "saved")
-                break
-    with make(single_world(), tmp_path / "a", importance=kakurenbo, batch_size=1) as loader:
-        loader.restore(tmp_path / "saved")
-        for _ in loader.epochs(2):
-            assert list(loader) == []
-            assert [digest(batch) for batch in loader.refresh()] == whole[2:]
-
-
 def test_a_checkpoint_is_never_ahead_of_the_caches(tmp_path, monkeypatch):
     """The manifest that is written beside training is there before anything is saved."""
     write_head, settle, save = (

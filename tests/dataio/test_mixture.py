@@ -12,6 +12,7 @@ from dataio.plan.policies import Selection
 from dataio.world import run_threads, single_world, thread_worlds
 from tests.dataio.loaders import digest, make
 from tests.memory_source import MemorySource
+from tests.stand_ins import Killed
 
 WEIGHTS = {"large": 3, "small": 1}
 
@@ -88,10 +89,6 @@ def test_a_mixture_goes_on_from_any_step(tmp_path, by_save):
     for stop in (1, 9, 17, 40, 63):
         resumed = run_threads(thread_worlds([1, 1]), partial(parts, stop=stop))
         assert resumed == uninterrupted, f"stopped after {stop}"
-
-
-class Killed(BaseException):
-    """Stands for a kill."""
 
 
 @pytest.mark.parametrize("renamed", range(7))

@@ -44,7 +44,7 @@ class Audio:
 
 
 @dataclass(frozen=True)
-class Points:
+class PointField:
     """A point cloud, kept as float32[num_points, 3]; `num_points` of it, or all, are delivered."""
 
     DELIVERED = ("num_points",)
@@ -110,7 +110,7 @@ WORKERS = [Workers(threads=0), Workers(threads=2), Workers(processes=2)]
 
 @pytest.mark.parametrize("workers", WORKERS, ids=str)
 def test_what_it_decodes_is_stacked(tmp_path, shards, workers):
-    fields = {"audio": Audio("wav"), "points": Points("xyz", num_points=5)}
+    fields = {"audio": Audio("wav"), "points": PointField("xyz", num_points=5)}
     options = {"workers": workers, "on_error": "skip"}
     with make(shards, tmp_path, fields, **options) as loader:
         batches = list(loader)
@@ -171,7 +171,7 @@ def test_lengths_that_differ_are_one_error_with_the_cure(tmp_path, shards, worke
     ("field", "message"),
     [
         (Audio("wav"), r"Audio\.decode raised LibsndfileError.*7 bytes beginning b'RIFF no'"),
-        (Points("xyz"), r"Points\.decode raised ValueError.*on 95 bytes"),
+        (PointField("xyz"), r"PointField\.decode raised ValueError.*on 95 bytes"),
     ],
 )
 def test_a_sample_that_does_not_decode_is_named(tmp_path, shards, field, message, workers):
@@ -193,7 +193,7 @@ def test_a_damaged_row_is_found_before_it_is_decoded(tmp_path, shards):
 
 def test_a_batch_outlives_the_loader(tmp_path, shards):
     """Nothing that is delivered shows the cache's memory, even if a field hands that out."""
-    with make(shards, tmp_path, {"points": Points("xyz")}, on_error="skip") as loader:
+    with make(shards, tmp_path, {"points": PointField("xyz")}, on_error="skip") as loader:
         batches = list(loader)
     for batch in batches:
         for row, i in enumerate(batch["sample_id"].tolist()):
@@ -209,7 +209,7 @@ def double(sample, rng):
 @pytest.mark.parametrize("workers", WORKERS, ids=str)
 def test_a_transform_may_write_into_what_it_decodes(tmp_path, shards, workers):
     options = {"on_error": "skip", "transform": double, "workers": workers}
-    with make(shards, tmp_path, {"points": Points("xyz")}, **options) as loader:
+    with make(shards, tmp_path, {"points": PointField("xyz")}, **options) as loader:
         for batch in loader:
             for row, i in enumerate(batch["sample_id"].tolist()):
                 if i >= 0:
@@ -229,15 +229,15 @@ def test_a_stage_transform_gets_what_it_decodes(tmp_path, shards):
 
 
 def test_what_is_delivered_alone_stages_nothing_anew(tmp_path, shards):
-    with make(shards, tmp_path, {"x": Points("xyz", 5)}) as loader:
+    with make(shards, tmp_path, {"x": PointField("xyz", 5)}) as loader:
         assert loader.stats()["source_bytes"] > 0
-    with make(shards, tmp_path, {"x": Points("xyz", 6)}, on_error="skip") as loader:
+    with make(shards, tmp_path, {"x": PointField("xyz", 6)}, on_error="skip") as loader:
         assert next(iter(loader))["x"].shape == (4, 6, 3)
         assert loader.stats()["source_bytes"] < 2000
 
 
 def test_a_field_of_one_length_decodes_nothing(tmp_path):
-    class Fixed(Points):
+    class Fixed(PointField):
         def column(self, name):
             return FixedColumn(name, "<f4", (3,))
 

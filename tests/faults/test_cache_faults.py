@@ -40,7 +40,7 @@ def start(pattern, tmp_path):
     jobs = []
 
     def begin(root=None, *, source=pattern, **options):
-        jobs.append(Job(root or tmp_path / "cache", source, options))
+        jobs.append(RunningJob(root or tmp_path / "cache", source, options))
         return jobs[-1]
 
     yield begin
@@ -48,7 +48,7 @@ def start(pattern, tmp_path):
         job.kill()
 
 
-class Job:
+class RunningJob:
     """A process that opens a pool and does as it is told."""
 
     def __init__(self, root, pattern, options):

@@ -39,7 +39,7 @@ def _hook(event, args):
             seen.append(f"{args[0]}.{args[1]}")
 
 
-class Evil:
+class EvilTouch:
     """Touches a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +51,7 @@ class Evil:
 
 def test_the_trap_and_the_hook_work(tmp_path):
     with unpicklings() as seen:
-        pickle.loads(pickle.dumps(Evil(tmp_path / "touched")))
+        pickle.loads(pickle.dumps(EvilTouch(tmp_path / "touched")))
     assert (tmp_path / "touched").exists()
     # Python 3.13 keeps Path in pathlib._local; older ones may fetch the method by getattr.
     assert any(name.endswith(".Path.touch") for name in seen) or "builtins.getattr" in seen
@@ -85,7 +85,7 @@ def run(world, *, root, source, restore):
 
 def test_a_malicious_pickle_is_bytes_everywhere_and_never_runs(tmp_path):
     touched = tmp_path / "touched"
-    evil = pickle.dumps(Evil(touched))
+    evil = pickle.dumps(EvilTouch(touched))
     content = {number: evil + b"%d" % number for number in range(SAMPLES)}
     members = [
         member

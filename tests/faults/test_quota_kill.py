@@ -9,7 +9,15 @@ import pytest
 from dataio.base.atomic import read_table
 from dataio.store.files.manifest import from_table
 from dataio.world import single_world
-from tests.dataio.store.test_quota import SAMPLES, Shards, batches, held_bytes, make, run, train
+from tests.dataio.store.test_quota import (
+    SAMPLES,
+    LargeShards,
+    batches,
+    held_bytes,
+    make,
+    run,
+    train,
+)
 
 QUOTA = 1_400_000
 KILLED = """
@@ -17,14 +25,14 @@ import os, signal, sys
 from pathlib import Path
 import dataio.store.staging
 from dataio.world import single_world
-from tests.dataio.store.test_quota import Shards, make, train
+from tests.dataio.store.test_quota import LargeShards, make, train
 
 def kill(source):
     if len(source.rows_read) >= int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
 
 dataio.store.staging.SEAL_BYTES = 100_000
-train(make(single_world(), Path(sys.argv[1]), "both", Shards(gate=kill), quota=1_400_000))
+train(make(single_world(), Path(sys.argv[1]), "both", LargeShards(gate=kill), quota=1_400_000))
 """
 
 
@@ -43,7 +51,7 @@ def test_a_killed_job_goes_on_with_the_rows_that_were_sealed(tmp_path, num_rows)
     sealed = set()
     for path in root.glob("*/node0/staged-*.arrow"):
         sealed |= set(from_table(read_table(path)).sample_id.tolist())
-    source = Shards()
+    source = LargeShards()
     with make(single_world(), root, "both", source, quota=QUOTA) as loader:
         assert loader.stats()["resident_fraction"] > 0
         if num_rows > SAMPLES:

@@ -1,7 +1,6 @@
 """A loader delivers each row as often as `Weighted` counts, in equal steps, however it goes on."""
 
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from dataio.plan.policies import Selection
 from dataio.world import World, run_threads, single_world, thread_worlds
 from importance import RandomPrune, Weighted
 from tests.cases import diagonal
-from tests.dataio.loaders import digest, jitter
+from tests.dataio.loaders import jitter
 from tests.importance.hidden import SHUFFLES
 from tests.importance.rows import one_pool, reported
 from tests.memory_source import FIELDS, MemorySource
@@ -100,84 +99,6 @@ def test_counts_over_epochs_are_within_five_standard_errors(tmp_path: Path, repl
     share = wanted % 1
     assert found.sum() == epochs * 90
     assert (np.abs(found / epochs - wanted) < 5 * np.sqrt(share * (1 - share) / epochs)).all()
-
-
-def run_on(world: World, loader: Loader, *, stop: int | None = None) -> Iterator[tuple[int, str]]:
-    """Train on to the end of the second epoch, or a number of steps."""
-    for epoch in loader.epochs(2):
-        for batch in loader:
-            yield epoch, digest(batch)
-            if stop is not None and (stop := stop - 1) == 0:
-                return
-
-
-@pytest.mark.parametrize("by_save", [True, False])
-def test_the_rest_of_a_run_is_the_same_after_a_resume_at_every_step(
-    tmp_path: Path, by_save: bool
-) -> None:
-    nodes = [2, 1]
-
-    def whole(world: World) -> list[tuple[int, str]]:
-        with make(world, tmp_path / "whole", transform=jitter) as loader:
-            return list(run_on(world, loader))
-
-    uninterrupted = run_threads(thread_worlds(nodes, timeout_s=20), whole)
-    assert len(uninterrupted[0]) > 10
-    for stop in range(1, len(uninterrupted[0])):
-
-        def parts(world: World, stop: int = stop) -> list[tuple[int, str]]:
-            root = tmp_path / str(stop)
-            with make(world, root, transform=jitter) as loader:
-                seen = list(run_on(world, loader, stop=stop))
-                loader.save(root / "saved")
-                state = loader.state_dict()
-            with make(world, root, transform=jitter) as loader:
-                if by_save:
-                    loader.restore(root / "saved")
-                else:
-                    loader.load_state_dict(state)
-                return seen + list(run_on(world, loader))
-
-        resumed = run_threads(thread_worlds(nodes, timeout_s=20), parts)
-        assert resumed == uninterrupted, f"stopped after {stop}"
-
-
-@diagonal(shuffled=["local", "partial", "all on every node"], steps=[1, 3])
-def test_an_epoch_goes_on_elsewhere_with_exactly_what_is_left(
-    tmp_path: Path, shuffled: str, steps: int
-) -> None:
-    """Three layouts and batch sizes in one epoch: rows come as often as in one."""
-    segments: list[list[int]] = []
-    plan = [([1, 1], 4), ([2, 1], 3), ([1], 5)]
-    for number, (nodes, batch_size) in enumerate(plan):
-
-        def run(
-            world: World, number: int = number, batch_size: int = batch_size
-        ) -> tuple[list[int], list[list[int]]]:
-            with make(
-                world, tmp_path / f"cache{number}", batch_size=batch_size,
-                shuffle=SHUFFLES[shuffled](),
-            ) as loader:  # fmt: skip
-                if number:
-                    loader.restore(tmp_path / "saved")
-                ids: list[int] = []
-                later: list[list[int]] = []
-                for epoch in loader.epochs(2):
-                    for batch in loader:
-                        if epoch:
-                            later.append(ids_of(batch))
-                            continue
-                        ids += ids_of(batch)
-                        if number < 2 and loader.step == steps:
-                            loader.save(tmp_path / "saved")
-                            return ids, later
-                return ids, later
-
-        ranks = run_threads(thread_worlds(nodes, timeout_s=20), run)
-        segments += [ids for ids, _ in ranks]
-        later = [ids for _, batches in ranks for ids in batches]
-    assert count(segments) == expected(0)
-    assert count(later) == expected(1)
 
 
 def test_a_state_without_a_save_does_not_go_on_elsewhere(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ WIDTH = 400
 """Its state is over a megabyte: far above what MPI sends before the receiver asks."""
 
 
-class Run:
+class ExchangeRun:
     """One replica: momentum on batches that are a function of replica and step."""
 
     def __init__(self, world: World, mode: Any) -> None:
@@ -61,15 +61,15 @@ def main() -> None:
     with discover_world(timeout_s=60) as world:
         report: dict[str, Any] = {}
         for mode in ("average", "swap"):
-            whole = Run(world, mode)
+            whole = ExchangeRun(world, mode)
             whole.to(STEPS)
-            begun = Run(world, mode)
+            begun = ExchangeRun(world, mode)
             begun.to(STOP)
             file = io.BytesIO()
             torch.save(begun.state(), file)
             begun.exchange.close()
             file.seek(0)
-            resumed = Run(world, mode)
+            resumed = ExchangeRun(world, mode)
             resumed.load(file)
             resumed.to(STEPS)
             report[mode] = {"whole": whole.hash(), "resumed": resumed.hash()}

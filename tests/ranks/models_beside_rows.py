@@ -18,7 +18,7 @@ from dataio import Array, Loader, Reports, Workers
 from dataio.world import World, discover_world
 from importance import Kakurenbo
 from shuffle import ModelExchange, Partial
-from tests.dataio.store.test_quota import Shards
+from tests.dataio.store.test_quota import LargeShards
 
 FIELDS = {"x": Array("x", (1000,), "int32")}
 EPOCHS = 3
@@ -68,7 +68,7 @@ def train(world: World, root: Path, *, model: Model | None) -> tuple[list[torch.
     """Drive a loader; hand back what it delivered, and where its rows are in the end."""
     given = []
     with Loader(
-        Shards(), cache=root, world=world, batch_size=8, fields=FIELDS, shuffle=Partial(0.5),
+        LargeShards(), cache=root, world=world, batch_size=8, fields=FIELDS, shuffle=Partial(0.5),
         importance=Kakurenbo(0.2, drops=(), alphas=(1.0,), warmup_epochs=0),
         workers=Workers(threads=0), seed=5,
         reports=Reports(progress=False),

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from dataio.plan.layout import Layout
 from dataio.rows.fields import row_schema
 from dataio.rows.rows import make_rows
+from dataio.store.manifest_files import ManifestFiles
 from dataio.world import run_threads, thread_worlds
 from shuffle import Partial
 from shuffle.plan import num_leaving
 from shuffle.schedule import plan_legs
 from tests.memory_source import MemorySource
+from tests.resumes import ResumedRun, RunJob, in_memory
 from tests.shuffle.epochs import check_epochs, run_epochs
 
 LAYOUTS = [(2, 2), (4, 3, 1), (1,), (3, 2, 2), (1, 1), (5, 1), (1, 1, 1)]
@@ -105,6 +107,26 @@ def space(root, node):
     """Bytes of a node's heaps and of its fixed arrays on disk."""
     (directory,) = root.glob(f"*/node{node}")
     return allocated_bytes(directory, "heap-*.bin"), allocated_bytes(directory, "fixed-0.npy")
+
+
+def test_no_file_is_removed_that_the_manifest_on_disk_names(tmp_path, monkeypatch):
+    """A kill at that moment would leave a cache that cannot be read."""
+    removed, needed = list[str](), list[str]()
+    unlink = ManifestFiles.unlink
+
+    def looked_at(files, names):
+        head = files.read_head()
+        needed.extend(set(names) & {*(head.named if head is not None else ())})
+        removed.extend(names)
+        unlink(files, names)
+
+    monkeypatch.setattr(ManifestFiles, "unlink", looked_at)
+    monkeypatch.setattr("dataio.store.commit_log.DELTAS_PER_BASE", 2)
+    epochs = 8
+    run = ResumedRun(tmp_path / "run", in_memory(61, epochs), {"shuffle": Partial(0.4)}, epochs)
+    run.start(RunJob((1, 1)))
+    assert {name.split("-")[0] for name in removed} >= {"base", "delta"}
+    assert needed == []
 
 
 @pytest.mark.parametrize("exchange", [0.1, 0.3])

@@ -12,7 +12,6 @@ from dataio.base.atomic import read_record, write_record
 from dataio.plan.policies import Shuffle
 from dataio.world import run_threads, thread_worlds
 from importance import Kakurenbo
-from tests.cases import diagonal
 from tests.dataio.loaders import digest, jitter, loss_of
 from tests.memory_source import FIELDS, MemorySource
 
@@ -71,44 +70,6 @@ def whole_run(tmp_path, name, replicas, saves):
     return run_threads(thread_worlds(list(replicas), timeout_s=20), whole)
 
 
-@diagonal(replicas=[(1, 1), (2, 1)], name=SHUFFLES)
-def test_a_run_goes_on_byte_for_byte_whatever_the_caches_hold(tmp_path, name, replicas):
-    """From caches of this run at its end, up to three epochs on; and from none."""
-    results = whole_run(tmp_path, name, replicas, saves=(1, 3))
-    assert len(results[0][1]) == 2 * EPOCHS
-    for number, (epoch, step) in enumerate(results[0][1]):
-        root = tmp_path / ("whole" if number % 2 else f"new-{number}")
-
-        def rest(world, epoch=epoch, step=step, root=root):
-            with make(world, root, name, workers=Workers(threads=0)) as loader:
-                loader.restore(tmp_path / f"at-{epoch}-{step}")
-                return train(loader)
-
-        ends = run_threads(thread_worlds(list(replicas), timeout_s=20), rest)
-        for (seen, saved), end in zip(results, ends, strict=True):
-            assert end == seen[saved[epoch, step] :], f"from epoch {epoch}, step {step}"
-
-
-@pytest.mark.parametrize("name", SHUFFLES)
-def test_a_save_right_after_a_restore_is_as_good_as_the_first(tmp_path, name):
-    results = whole_run(tmp_path, name, (1, 1), saves=(3,))
-
-    def copy(world):
-        with make(world, tmp_path / "other", name) as loader:
-            loader.restore(tmp_path / "at-1-3")
-            loader.save(tmp_path / "again")
-
-    def rest(world):
-        with make(world, tmp_path / "third", name) as loader:
-            loader.restore(tmp_path / "again")
-            return train(loader)
-
-    run_threads(thread_worlds([1, 1], timeout_s=20), copy)
-    ends = run_threads(thread_worlds([1, 1], timeout_s=20), rest)
-    for (seen, saved), end in zip(results, ends, strict=True):
-        assert end == seen[saved[1, 3] :]
-
-
 @pytest.mark.parametrize("name", SHUFFLES)
 def test_a_node_that_committed_alone_steps_back_without_the_source(tmp_path, name):
     """A kill between save and commit, or between two nodes' commits: caches an epoch ahead."""
@@ -139,36 +100,6 @@ def test_a_node_that_committed_alone_steps_back_without_the_source(tmp_path, nam
     assert [epoch for _, epoch, _ in results] == [1, 1]
     for there, (_, _, here) in zip(ahead, results, strict=True):
         assert not np.array_equal(there, here)
-
-
-@pytest.mark.parametrize("name", SHUFFLES)
-def test_another_layout_goes_on_from_its_first_placement_each_row_once(tmp_path, name):
-    def begin(world):
-        with make(world, tmp_path / "three", name) as loader:
-            for epoch in loader.epochs(3):
-                ids = []
-                for batch in loader:
-                    ids += batch["sample_id"][batch["slot"] >= 0].tolist()
-                    loader.report(batch, *loss_of(batch["sample_id"], epoch))
-                    if (epoch, loader.step) == (1, 2):
-                        loader.save(tmp_path / "saved")
-                        return ids
-
-    def go_on(world):
-        epochs: list[list[int]] = []
-        with make(world, tmp_path / "two", name) as loader:
-            loader.restore(tmp_path / "saved")
-            for epoch in loader.epochs(3):
-                epochs.append([])
-                for batch in loader:
-                    epochs[-1] += batch["sample_id"][batch["slot"] >= 0].tolist()
-                    loader.report(batch, *loss_of(batch["sample_id"], epoch))
-            return epochs
-
-    before = run_threads(thread_worlds([1, 1, 1], timeout_s=20), begin)
-    after = run_threads(thread_worlds([1, 1], timeout_s=20), go_on)
-    trained = [i for ids in before for i in ids] + [i for epochs in after for i in epochs[0]]
-    assert len(trained) == len(set(trained)), "no row twice in the epoch"
 
 
 def test_a_snapshot_whose_rows_were_changed_is_refused(tmp_path):

@@ -13,7 +13,7 @@ from shuffle import Global, Partial
 from tests.cases import diagonal
 from tests.dataio.loaders import loss_of
 from tests.dataio.store.test_pull import KAKURENBO, SAMPLES, held_by, lose, train
-from tests.dataio.store.test_quota import KINDS, Shards
+from tests.dataio.store.test_quota import KINDS, LargeShards
 from tests.memory_source import FIELDS, MemorySource
 
 pytestmark = pytest.mark.thorough
@@ -89,7 +89,7 @@ def test_a_pull_under_a_quota_changes_no_batch(tmp_path, kind, quota):
 
     def on_rank(world, root, *, at=None, quota=quota):
         seen: dict[int, list[list[object]]] = {}
-        source = Shards()
+        source = LargeShards()
         with Loader(
             source, cache=NodeCache(tmp_path / root, quota=quota), world=world, batch_size=6,
             fields=KINDS[kind], seed=3,

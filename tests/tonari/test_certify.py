@@ -14,8 +14,8 @@ import pytest
 from dataio.base.lines import checked_line
 from dataio.rowlog.files import pack_place, read_place
 from dataio.rowlog.reading import read_log
-from tests.dataio.exclude_run import SHUFFLES
 from tests.dataio.rowlog.played import EPOCHS, draw, play
+from tests.importance.hidden import SHUFFLES
 from tests.trainer.digits import write_config, write_shard
 from tonari import cli, rows
 from tonari.certify.claims import exactly_once

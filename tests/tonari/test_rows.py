@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.stand_ins import Killed
 from tests.trainer.digits import write_config, write_shard
 from tonari import cli, rows
 from tonari.trainer.config.config import load_config
@@ -23,10 +24,6 @@ ACCUMULATE = 3
 
 BATCHES: dict[int, dict[str, Any]] = {}
 """The first batch of each step of ``trained``."""
-
-
-class Killed(Exception):
-    """What ends a run in a test."""
 
 
 @pytest.fixture(scope="module")

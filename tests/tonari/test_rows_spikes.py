@@ -23,7 +23,7 @@ EPOCHS = 4
 
 
 @dataclass(frozen=True)
-class Trained:
+class SpikedRun:
     """A run, and the samples with the other's label."""
 
     config: Path
@@ -89,7 +89,7 @@ def test_a_spike_is_far_above_what_is_around_it_and_a_fall_is_none() -> None:
     ],
     ids=["400 rows", "50,000 rows"],
 )
-def trained(request, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(request, tmp_path_factory: pytest.TempPathFactory) -> SpikedRun:
     """Train on pictures of which some have the other's label."""
     num_samples, num_wrong, batch_size = request.param
     tmp_path = tmp_path_factory.mktemp("spikes")
@@ -101,7 +101,7 @@ def trained(request, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     pq.write_table(table.set_column(1, "cls", pa.array(labels)), tmp_path / "train.parquet")
     given = (f"run.epochs={EPOCHS}", "run.checkpoint_epochs=1", f"data.batch_size={batch_size}")
     train(load_config(config, given), quiet=True)
-    return Trained(config, set(wrong.tolist()))
+    return SpikedRun(config, set(wrong.tolist()))
 
 
 def test_two_commands_find_wrong_rows_and_go_on_without_them(trained, tmp_path, capsys) -> None:

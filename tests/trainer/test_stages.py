@@ -81,7 +81,7 @@ class Frozen(Beside):
         return self.ends(self.through(self.stem(rows), torch.sin(self.table)))
 
 
-class Trained(Frozen):
+class TrainedBeside(Frozen):
     def __init__(self) -> None:
         super().__init__()
         self.table.requires_grad_(True)
@@ -93,13 +93,13 @@ class Detached(Beside):
         return self.ends(self.through(hidden * 2, hidden.detach()))
 
 
-class Masked(Beside):
+class MaskedBeside(Beside):
     def forward(self, rows: Tensor) -> Tensor:
         gate = self.stem(rows)
         return self.ends(self.through(gate * gate.sigmoid(), gate < 0))
 
 
-class Drawn(Beside):
+class DrawnBeside(Beside):
     def forward(self, rows: Tensor) -> Tensor:
         drawn = torch.rand(len(rows), 1) < 0.5
         return self.ends(self.through(self.stem(rows), drawn))
@@ -123,7 +123,7 @@ class Means(Plain):
         return self.ends(hidden) + total
 
 
-class Two(nn.Module):
+class TwoStem(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.line = nn.Linear(WIDTH, WIDTH)
@@ -136,7 +136,7 @@ class Two(nn.Module):
 
 class Twofold(Plain):
     def layer(self, number: int) -> nn.Module:
-        return Two()
+        return TwoStem()
 
     def forward(self, rows: Tensor) -> Tensor:
         hidden = self.stem(rows)
@@ -232,8 +232,8 @@ class ChangedInput(Plain):
 
 
 TRAVEL = [
-    LongSkip, SameSkip, Frozen, Trained, Detached, Masked, Drawn, Ladder, Means, Twofold,
-    NormalisedTie, Peeks, ClassToken, Statistics, Encoder, KeptTable, Weighs,
+    LongSkip, SameSkip, Frozen, TrainedBeside, Detached, MaskedBeside, DrawnBeside, Ladder, Means,
+    Twofold, NormalisedTie, Peeks, ClassToken, Statistics, Encoder, KeptTable, Weighs,
     ChangedInput,
 ]  # fmt: skip
 
@@ -282,7 +282,7 @@ def test_microbatches_of_which_one_is_changed_before_the_other_goes_back() -> No
     assert all(grad is not None for grad in grads)
 
 
-@pytest.mark.parametrize("kind", [each for each in TRAVEL if each is not Drawn])
+@pytest.mark.parametrize("kind", [each for each in TRAVEL if each is not DrawnBeside])
 def test_it_does_in_an_evaluation(kind: type[Plain]) -> None:
     model = seeded(adapted(kind), seed=3).eval()
     with torch.no_grad():
@@ -352,7 +352,7 @@ class OwnFunction(Plain):
         return self.ends(self.through(skip * 2) + skip)
 
 
-class Counts(Plain):
+class CountsPasses(Plain):
     """A buffer that a pass changes before its layers and reads behind them."""
 
     mean: Tensor
@@ -376,7 +376,7 @@ class Forces(Plain):
         return force[:, :3]
 
 
-class Renormed(Plain):
+class RenormedWords(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(9, WIDTH, max_norm=1.0)
@@ -386,7 +386,7 @@ class Renormed(Plain):
         return self.ends(self.through(self.stem(rows) + words))
 
 
-class Clamped(Plain):
+class ClampedBeside(Plain):
     def forward(self, rows: Tensor) -> Tensor:
         self.table.data.clamp_(-0.05, 0.05)
         with torch.no_grad():
@@ -394,7 +394,7 @@ class Clamped(Plain):
         return super().forward(rows + self.table)
 
 
-class ScaledByStatistics(Counts):
+class ScaledByStatistics(CountsPasses):
     def forward(self, rows: Tensor) -> Tensor:
         self.stem.weight.data.mul_(1 + self.mean.mean())
         return super().forward(rows)
@@ -425,12 +425,16 @@ class SetByData(Plain):
 @pytest.mark.parametrize(
     ("kind", "is_gathered", "says"),
     [
-        (Renormed, False, r"Renormed.forward changes words.weight in place, a parameter, expected"),
+        (
+            RenormedWords,
+            False,
+            r"RenormedWords.forward changes words.weight in place, a parameter, expected",
+        ),
         (SetByData, True, r"SetByData.forward changes table in place, .* leave mesh.dp_replicate"),
         (ScaledByStatistics, False, r"changes stem.weight in place, a parameter, .* its own rows"),
         (Jittered, False, r"Jittered.forward changes table in place"),
-        (Clamped, True, r"Clamped.forward changes stem.weight in place"),
-        (Clamped, False, None),
+        (ClampedBeside, True, r"ClampedBeside.forward changes stem.weight in place"),
+        (ClampedBeside, False, None),
         (ByTheirShape, False, None),
         (Forces, True, r"Forces.forward takes a gradient by torch.autograd .* name no layers"),
         (Forces, False, None),
@@ -461,7 +465,10 @@ def test_what_replicas_would_do_apart_is_refused_by_name(
         (SkipsInEvaluation, r"hands other tensors past its layers in a second pass, in evaluation"),
         (KeptWeight, r"uses a tensor \[8\] in layer 2 or .* does not give"),
         (OwnFunction, r"uses a tensor \[3, 8\] in layer 4 or .* does not give"),
-        (Counts, r"mean of Counts changes in each pass and is used in what is before .* layer 4"),
+        (
+            CountsPasses,
+            r"mean of CountsPasses changes in each pass and is used in what is before .* layer 4",
+        ),
     ],
 )
 def test_what_cannot_travel_is_refused_by_name(kind: type[Plain], says: str) -> None:

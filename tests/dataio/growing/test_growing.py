@@ -1,8 +1,5 @@
 """Shards appended to a source extend the run at the next epoch, and exactly from there on."""
 
-import contextlib
-from typing import Any
-
 import pytest
 
 from dataio import Mixture
@@ -20,7 +17,7 @@ from tests.dataio.growing.shards import (
     samples_of,
     train,
 )
-from tests.dataio.loaders import digest, loss_of
+from tests.dataio.loaders import loss_of
 
 pytestmark = pytest.mark.thorough
 WORLDS = [(1,), (1, 1), (2, 1), (2, 2), (1, 1, 1, 1)]
@@ -64,26 +61,6 @@ def test_each_epoch_is_of_the_samples_that_were_there_when_it_began(tmp_path, na
 
 
 @diagonal(replicas=[(1,), (1, 1), (2, 2)], name=SHUFFLES)
-def test_a_run_that_grew_goes_on_byte_for_byte_from_any_save(tmp_path, name, replicas):
-    """From caches of the run at its end and from none, while the directory holds all shards."""
-    results = whole_run(tmp_path, name, replicas, saves=(1, 3))
-    assert len(results[0][1]) == 2 * EPOCHS
-    for number, (epoch, step) in enumerate(results[0][1]):
-        if epoch < 4:
-            continue
-        root = tmp_path / ("whole" if number % 2 else f"new-{number}")
-
-        def rest(world, epoch=epoch, step=step, root=root):
-            with make(world, root, tmp_path / "shards", name) as loader:
-                loader.restore(tmp_path / f"at-{epoch}-{step}")
-                return train(loader)
-
-        ends = run_threads(thread_worlds(list(replicas), timeout_s=20), rest)
-        for (seen, saved), end in zip(results, ends, strict=True):
-            assert end == seen[saved[epoch, step] :], f"from epoch {epoch}, step {step}"
-
-
-@diagonal(replicas=[(1,), (1, 1), (2, 2)], name=SHUFFLES)
 def test_shards_appended_after_a_checkpoint_do_not_change_its_epoch(tmp_path, name, replicas):
     """Killed in the epoch in which shards came, and before; the rest of that epoch is the same."""
     results = whole_run(tmp_path, name, replicas, saves=(1,))
@@ -124,84 +101,6 @@ def test_excluded_samples_stay_out_as_the_source_grows_and_new_ones_come(tmp_pat
     assert not set(samples_of(ends, 0)) & set(longer)
     for epoch in range(1, EPOCHS):
         assert samples_of(ends, epoch) == sorted(set(range(counts[-1])) - set(longer))
-
-
-@pytest.mark.parametrize("name", SHUFFLES)
-def test_state_dict_goes_on_too(tmp_path, name):
-    directory = Directory(tmp_path / "shards")
-
-    def run(world):
-        states = {}
-        with make(world, tmp_path / "whole", directory.path, name) as loader:
-            append = grow(world, directory)
-
-            def on_step(epoch, step, number):
-                append(epoch, step, number)
-                if step == 2:
-                    states[epoch] = (loader.state_dict(), number)
-
-            seen = train(loader, on_step=on_step)
-        with make(world, tmp_path / "new", directory.path, name) as loader:
-            state, number = states[4]
-            loader.load_state_dict(state)
-            assert train(loader) == seen[number:]
-
-    run_threads(thread_worlds([1, 1], timeout_s=20), run)
-
-
-@pytest.mark.parametrize(
-    ("before", "after"), [((1, 1), (1,)), ((2, 2), (1, 1, 1)), ((1,), (2, 1)), ((2, 2), (1, 1))]
-)
-@pytest.mark.parametrize("name", SHUFFLES)
-def test_on_other_ranks_each_sample_of_the_epoch_still_comes_once(tmp_path, name, before, after):
-    results = whole_run(tmp_path, name, before, saves=(2,))
-    counts = lengths()
-    for epoch in (2, 4):
-
-        def rest(world, epoch=epoch):
-            with make(world, tmp_path / "other", tmp_path / "shards", name) as loader:
-                loader.restore(tmp_path / f"at-{epoch}-2")
-                return train(loader)
-
-        ends = run_threads(thread_worlds(list(after), timeout_s=20), rest)
-        begun = [seen[: saved[epoch, 2]] for seen, saved in results]
-        assert samples_of(begun + ends, epoch) == list(range(counts[epoch]))
-
-
-class Killed(Exception):
-    """Stands for the end of a job."""
-
-
-@pytest.mark.parametrize("name", SHUFFLES)
-def test_two_runs_with_the_same_growth_are_the_same(tmp_path, name):
-    """One of them is killed in each epoch, after a save, and goes on with its own caches."""
-    whole = [seen for seen, _ in whole_run(tmp_path, name, (1, 1))]
-    other = tmp_path / "other"
-    directory = Directory(other / "shards")
-    ends: list[list[Any]] = [[], []]
-    for killed_in in range(EPOCHS + 1):
-
-        def part(world, killed_in=killed_in):
-            seen: list[Any] = []
-            with (
-                contextlib.suppress(Killed),
-                make(world, other / "cache", directory.path, name) as loader,
-            ):
-                if killed_in:
-                    loader.restore(other / "save")
-                append = grow(world, directory)
-                for epoch in loader.epochs(EPOCHS):
-                    for batch in loader:
-                        seen.append((epoch, batch["sample_id"].tolist(), digest(batch)))
-                        append(epoch, loader.step, 0)
-                        if (epoch, loader.step) == (killed_in, 3):
-                            loader.save(other / "save")
-                            raise Killed
-            return seen
-
-        parts = run_threads(thread_worlds([1, 1], timeout_s=20), part)
-        ends = [end + seen for end, seen in zip(ends, parts, strict=True)]
-    assert ends == whole
 
 
 POLICIES = {

@@ -16,7 +16,8 @@ from dataio.rowlog.trained import TrainedRows
 from dataio.rows.samples import Batch
 from dataio.world import World, run_threads, thread_worlds
 from importance import Weighted
-from tests.dataio.exclude_run import NUM_SAMPLES, POLICIES, SHUFFLES, losses, make, some
+from tests.dataio.exclude_run import NUM_SAMPLES, POLICIES, make, some
+from tests.importance.hidden import SHUFFLES, losses
 from tests.memory_source import MemorySource, payload
 
 LAYOUTS = [(1,), (2,), (1, 1), (2, 1), (1, 1, 1), (2, 2)]
@@ -39,7 +40,7 @@ Row = tuple[int, int, int, int, int, int, float]
 
 
 @dataclass(frozen=True)
-class Leg:
+class PlayedLeg:
     """One start of a run, on these ranks.
 
     Attributes:
@@ -68,7 +69,7 @@ class History:
     drop_last: bool
     overlap: bool
     quota: bool
-    legs: tuple[Leg, ...]
+    legs: tuple[PlayedLeg, ...]
 
 
 def draw(seed: int) -> History:
@@ -85,7 +86,7 @@ def draw(seed: int) -> History:
             first = LAYOUTS[rng.integers(len(LAYOUTS))], int(rng.integers(3, 7))
         steps, unsaved = int(rng.integers(1, 25)), int(rng.choice([0, 0, 1, 5, 14]))
         skip = int(skips.choice([0, 0, 1, 4, 99]))
-        legs.append(Leg(*first, excluded, steps, unsaved, skip))
+        legs.append(PlayedLeg(*first, excluded, steps, unsaved, skip))
     whole = policy != "keep_agreed"  # which goes by a field, so all rows are in the caches
     overlap = bool(whole and rng.random() < 0.3)
     return History(

@@ -132,3 +132,10 @@ def judge(path: Path, of: Format, expected: Sequence[list[bytes]]) -> DataioErro
             assert "expected" in message or "; " in message, f"{who}: {message}"
             error = failed
     return error
+
+
+def samples_of(of: Format, path: Path) -> list[list[bytes]]:
+    """Read all samples of a shard that is whole."""
+    found = read_as(of.opens(path), of.fields, num_ranks=1, num_readers=1)
+    assert not isinstance(found, DataioError), str(found)
+    return found

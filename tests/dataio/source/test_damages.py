@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dataio.base.errors import DataioError
 from dataio.rows.fields import Bytes, Field, Int
 from dataio.source import write_index
-from tests.dataio.source.damages import DAMAGES, REPEATS, Format, flip, judge, read_as
+from tests.dataio.source.damages import DAMAGES, REPEATS, Format, flip, judge, samples_of
 from tests.dataio.source.shards import numbered, write_tar
 
 FIELDS: dict[str, Field] = {"key": Bytes("__key__"), "data": Bytes("bin"), "label": Int("cls")}
@@ -62,12 +61,6 @@ FORMATS = [
 ]
 
 each = pytest.mark.parametrize("of", FORMATS, ids=lambda of: of.name)
-
-
-def samples_of(of: Format, path: Path) -> list[list[bytes]]:
-    found = read_as(of.opens(path), of.fields, num_ranks=1, num_readers=1)
-    assert not isinstance(found, DataioError), str(found)
-    return found
 
 
 @each

@@ -16,6 +16,7 @@ from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.dataio.loaders import make
 from tests.dataio.state.saved import names_in, tree
 from tests.dataio.test_mixture import mixed
+from tests.stand_ins import Killed
 
 
 def beside(path: Path) -> None:
@@ -95,10 +96,6 @@ def test_a_save_takes_an_empty_directory_or_one_that_is_linked_to_and_replaces_a
             next(iter(loader))
     assert (tmp_path / "link").is_symlink()
     assert names_in(tmp_path) == ["cache", "deep", "empty", "link", "new"]
-
-
-class Killed(BaseException):
-    """Stands for a kill."""
 
 
 def save_and_be_killed(loader: Loader, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

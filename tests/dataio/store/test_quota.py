@@ -43,7 +43,7 @@ KINDS: dict[str, dict[str, Field]] = {
 POLICY = Kakurenbo(0.3, drops=(), alphas=(1.0,), warmup_epochs=0)
 
 
-class Shards:
+class LargeShards:
     """Samples of some kilobytes, functions of their ids, in shards; counts and reports reads."""
 
     made_as = "Shards"
@@ -118,7 +118,7 @@ def make(world, root, kind, source=None, *, quota=None, **options):
     chosen: dict[str, Any] = {"batch_size": 7, "seed": 5, "shuffle": shuffle.Partial(0.3)}
     chosen |= {"workers": Workers(threads=1), "reports": Reports(progress=False)}
     return Loader(
-        source or Shards(),
+        source or LargeShards(),
         cache=NodeCache(root, quota=quota),
         world=world,
         fields=KINDS[kind],
@@ -126,7 +126,7 @@ def make(world, root, kind, source=None, *, quota=None, **options):
     )
 
 
-def train(loader, epochs=3, *, save_at=None, path=None):
+def train(loader, epochs=3):
     seen = []
     for epoch in loader.epochs(epochs):
         for batch in loader:
@@ -134,9 +134,6 @@ def train(loader, epochs=3, *, save_at=None, path=None):
             loss = torch.sin(ids.float() * 12.9898 + epoch) + 1.1
             loader.report(batch, loss, ids % 2 == 0, torch.full((len(ids),), 0.9))
             seen.append((epoch, loader.step, digest(batch)))
-            if save_at == (epoch, loader.step):
-                loader.save(path)
-                return seen
         for batch in loader.refresh():
             ids = batch["sample_id"]
             loader.report(batch, torch.cos(ids.float()) + 1.1, ids % 2 == 0)
@@ -179,7 +176,7 @@ def test_batches_are_those_of_a_run_without_a_quota(tmp_path, nodes, kind, quota
 def test_batches_under_importance_are_the_same_and_hidden_rows_are_not_read(
     tmp_path, nodes, kind, counted
 ):
-    options = {"importance": POLICY, "source": lambda: Shards(counted=counted)}
+    options = {"importance": POLICY, "source": lambda: LargeShards(counted=counted)}
     options |= {"workers": Workers(threads=2)}
     whole = run(NODES[nodes], tmp_path / "whole", kind, **options)
     limited = run(NODES[nodes], tmp_path / "limited", kind, quota=750_000, **options)
@@ -197,31 +194,12 @@ def test_batches_of_rows_that_come_several_times_are_the_same(tmp_path, kind):
     assert all(stats["most_often"] > 5 for _, stats in whole)
 
 
-@diagonal(kind=KINDS, policy=[None, POLICY])
-def test_a_resumed_run_has_the_rest_of_the_batches(tmp_path, kind, policy):
-    whole = batches(run([1, 1], tmp_path / "whole", kind, importance=policy))
-    options = {"quota": 800_000, "importance": policy}
-    for number, stop in enumerate([(0, 3), (1, 11), (2, 1)]):
-        root, path = tmp_path / f"cache{number}", tmp_path / f"saved{number}"
-
-        def first(loader, path=path, stop=stop):
-            return train(loader, save_at=stop, path=path)
-
-        def rest(loader, path=path):
-            loader.restore(path)
-            return train(loader)
-
-        begun = batches(run([1, 1], root, kind, then=first, **options))
-        ended = batches(run([1, 1], root, kind, then=rest, **options))
-        assert [a + b for a, b in zip(begun, ended, strict=True)] == whole
-
-
 @diagonal(nodes=["one rank", "two ranks of a node"], kind=KINDS, quota=[600_000, 1_500_000])
 def test_files_never_take_more_than_the_quota(tmp_path, nodes, kind, quota):
     root = tmp_path / "cache"
     largest = [0]
 
-    class Watched(Shards):
+    class WatchedShards(LargeShards):
         def __init__(self):
             super().__init__()
             self.watch = lambda: largest.append(held_bytes(root))
@@ -236,7 +214,9 @@ def test_files_never_take_more_than_the_quota(tmp_path, nodes, kind, quota):
                 loader.report(batch, batch["sample_id"].float())
         return []
 
-    run(NODES[nodes], root, kind, quota=quota, source=Watched, then=watched, importance=POLICY)
+    run(
+        NODES[nodes], root, kind, quota=quota, source=WatchedShards, then=watched, importance=POLICY
+    )
     assert seen
     assert max(largest) <= quota
     assert max(largest) > quota / 4
@@ -249,7 +229,7 @@ def test_one_shard_of_quota_finishes_and_less_is_an_error_before_anything_is_rea
     shard_bytes = 150 * row_bytes
 
     def shards():
-        return Shards(counted=bool(schema.variable), shard=150)
+        return LargeShards(counted=bool(schema.variable), shard=150)
 
     options = {"source": shards, "importance": POLICY}
     whole = run([1], tmp_path / "whole", kind, **options)
@@ -283,7 +263,7 @@ def test_what_is_no_size_or_cannot_be_kept_is_refused(tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_restart_stages_nothing_again_and_an_epoch_reads_each_missing_row_once(tmp_path, kind):
     first = run([1], tmp_path, kind, quota=900_000)
-    source = Shards()
+    source = LargeShards()
     with make(single_world(), tmp_path, kind, source, quota=900_000) as loader:
         assert source.rows_read == []
         stats = loader.stats()
@@ -300,7 +280,7 @@ def test_a_restart_stages_nothing_again_and_an_epoch_reads_each_missing_row_once
 def test_a_smaller_quota_empties_the_cache_and_a_larger_one_fills_it_up(tmp_path):
     whole, resident = batches(run([1], tmp_path, "both")), 0
     for quota, reads_less in ((700_000, False), (1_500_000, True), (900_000, False)):
-        source = Shards()
+        source = LargeShards()
         limited = run([1], tmp_path, "both", quota=quota, source=lambda source=source: source)
         assert batches(limited) == whole
         gc.collect()  # what earlier jobs had mapped
@@ -330,7 +310,7 @@ def test_what_the_source_raises_while_training_is_raised_by_the_loader(tmp_path)
 
     with (
         pytest.raises(SourceError, match="went away"),
-        make(single_world(), tmp_path, "both", Shards(gate=broken), quota=700_000) as loader,
+        make(single_world(), tmp_path, "both", LargeShards(gate=broken), quota=700_000) as loader,
     ):
         train(loader)
 
@@ -343,7 +323,7 @@ def test_a_source_that_hangs_while_training_is_an_error_that_names_the_cure(tmp_
             assert go_on.wait(20)
 
     (world,) = thread_worlds([1], timeout_s=1.0)
-    loader = make(world, tmp_path, "both", Shards(gate=hang), quota=700_000)
+    loader = make(world, tmp_path, "both", LargeShards(gate=hang), quota=700_000)
     with pytest.raises(StallError, match=r"not read within 1 s.* raise the quota"):
         train(loader)
     go_on.set()

@@ -37,7 +37,7 @@ def rows_of(entries: Entries):
 
 
 @dataclass
-class Case:
+class LostRows:
     """What a node holds and what it is to hold; `kind` says how the two are related."""
 
     kind: str
@@ -104,7 +104,7 @@ def cases(draw, kinds=("same", "back", "same rows", "other"), budgets=True):
             draw(st.integers(0, 10 * SAMPLES)), draw(st.booleans()), 4, 0,
         )  # fmt: skip
         held = replace(held, is_filled=kind == "same" and draw(st.booleans()))
-    return Case(
+    return LostRows(
         kind, held, wanted, budget, kind == "back" or draw(st.booleans()), draw(st.booleans())
     )
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
-class Job:
+class EndedJob:
     """How a job ended."""
 
     status: int
@@ -27,7 +27,7 @@ class Job:
     reports: dict[int, Any]
 
 
-Launch = Callable[..., Job]
+Launch = Callable[..., EndedJob]
 
 
 def _command(launcher: str, n: int) -> list[str]:
@@ -45,7 +45,9 @@ def _command(launcher: str, n: int) -> list[str]:
 def launch(tmp_path: Path) -> Launch:
     """Run ``tests/ranks/<program>.py`` on n ranks, each with ``tmp_path`` and more arguments."""
 
-    def run(program: str, n: int, *args: str, launcher: str = "mpiexec", **environ: str) -> Job:
+    def run(
+        program: str, n: int, *args: str, launcher: str = "mpiexec", **environ: str
+    ) -> EndedJob:
         script = str(ROOT / "tests" / "ranks" / f"{program}.py")
         command = [*_command(launcher, n), script, str(tmp_path), *args]
         settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environ}
@@ -64,6 +66,6 @@ def launch(tmp_path: Path) -> Launch:
             _, stderr = process.communicate()
             pytest.fail(f"{program} on {n} ranks hung: {stderr}")
         reports = {int(path.stem): json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
-        return Job(process.returncode, stderr, time.monotonic() - start, reports)
+        return EndedJob(process.returncode, stderr, time.monotonic() - start, reports)
 
     return run

@@ -38,7 +38,7 @@ def draw(way: str) -> Any:
     return drawn[way]()
 
 
-class Drawn(nn.Module):
+class DrawnModel(nn.Module):
     """A linear layer, and a weight that is drawn."""
 
     def __init__(self, way: str) -> None:
@@ -64,7 +64,7 @@ def main() -> None:
             for build in (seeded, deferred):
                 words, weight = "", list[float]()
                 try:
-                    (part,) = parallelize(build(lambda: Adapted(Drawn(way)), seed=3), mesh)  # noqa: B023
+                    (part,) = parallelize(build(lambda: Adapted(DrawnModel(way)), seed=3), mesh)  # noqa: B023
                     weight = part.state_dict()["wrapped.scale"].tolist()
                 except ConfigError as error:
                     words = str(error)

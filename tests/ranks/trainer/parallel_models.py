@@ -12,11 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from tests.trainer.mesh.same_weights import same_weights
 from tests.trainer.mesh.tiny_models import NUM_ROWS, TEXT, batch_of, make, one_process, task_of
-from tonari.trainer.mesh.average import average_gradients
+from tonari.trainer.mesh.average import add_partial_gradients, average_gradients
 from tonari.trainer.mesh.mesh import make_mesh
 from tonari.trainer.mesh.parallelize import left_whole, parallelize
 from tonari.trainer.mesh.swap import Swap
@@ -55,6 +56,9 @@ def _run(kind: str, sizes: list[int], options: dict[str, Any]) -> dict[str, obje
     whole = left_whole(part, mesh) and not options
     if whole and replicate > 1:
         average_gradients(part.parameters(), mesh.get_group("dp_replicate"))
+    if tp > 1 and not isinstance(part, FSDPModule):
+        # As a pipeline does; else the gradients would be added up as they are compared.
+        add_partial_gradients(part.parameters(), mesh["tp"])
     correct, confidence = task.outcome(logits, target)
     loss = loss.detach()
     dist.all_reduce(loss, group=mesh.get_group("cp"))

@@ -14,7 +14,7 @@ from shuffle.models.handover import Handover
 from tests.shuffle.models.replicas import Replica, bits, train
 
 
-class Slow:
+class SlowWorld:
     """A world whose messages are seen as done only after a drawn number of looks."""
 
     def __init__(self, world: World, seed: int) -> None:
@@ -47,8 +47,8 @@ def test_the_result_does_not_depend_on_when_the_bytes_come(mode: str, overlap: i
         )
 
     prompt = final(lambda world: world)
-    assert final(lambda world: Slow(world, 1)) == prompt
-    assert final(lambda world: Slow(world, 2)) == prompt
+    assert final(lambda world: SlowWorld(world, 1)) == prompt
+    assert final(lambda world: SlowWorld(world, 2)) == prompt
     assert prompt[0] != prompt[1]
 
 

@@ -6,16 +6,13 @@ from pathlib import Path
 import pytest
 from torch.distributed.checkpoint import state_dict_saver
 
+from tests.stand_ins import Killed
 from tests.trainer.checkpoint.start import Start
 from tests.trainer.deliver.fake_loader import FakeLoader
 from tonari.trainer.checkpoint import checkpoint
 from tonari.trainer.checkpoint.directory import latest
 
 pytestmark = pytest.mark.usefixtures("one_rank")
-
-
-class Killed(BaseException):
-    """Stands for kill -9: nothing in the package catches it."""
 
 
 KILLS = {

@@ -25,7 +25,7 @@ def make_model(seed: int = 0) -> ResNet:
     return seeded(lambda: ResNet(NUM_CLASSES, depth=8, norm="batch"), seed=seed)
 
 
-class Trained:
+class TrainedSteps:
     """A model, what it holds, and a run directory with a checkpoint of it."""
 
     def __init__(self, directory: Path) -> None:
@@ -43,9 +43,9 @@ class Trained:
 
 
 @pytest.fixture
-def trained(tmp_path: Path) -> Iterator[Trained]:
+def trained(tmp_path: Path) -> Iterator[TrainedSteps]:
     with join(device="cpu"):
-        made = Trained(tmp_path)
+        made = TrainedSteps(tmp_path)
         made.weights = whole_weights(made.model)  # type: ignore[attr-defined]
         made.averages = [b.clone() for b in made.model.buffers()]  # type: ignore[attr-defined]
         yield made

@@ -24,7 +24,7 @@ def mark() -> None:
     MARK.append("ran")
 
 
-class Evil:
+class EvilMark:
     """Runs when it is unpickled."""
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
@@ -49,7 +49,7 @@ def resum(checkpoint: Path) -> None:
 def in_the_list(checkpoint: Path) -> None:
     path = checkpoint / "torch" / ".metadata"
     found = pickle.loads(path.read_bytes())
-    found.planner_data["evil"] = Evil()
+    found.planner_data["evil"] = EvilMark()
     path.write_bytes(pickle.dumps(found))
 
 
@@ -60,7 +60,7 @@ def in_a_value(checkpoint: Path) -> None:
     place = found.storage_data[index]
     data = bytearray((checkpoint / "torch" / place.relative_path).read_bytes())
     buffer = io.BytesIO()
-    torch.save(Evil(), buffer)
+    torch.save(EvilMark(), buffer)
     place.offset, place.length = len(data), len(buffer.getvalue())
     (checkpoint / "torch" / place.relative_path).write_bytes(data + buffer.getvalue())
     path.write_bytes(pickle.dumps(found))

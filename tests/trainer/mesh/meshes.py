@@ -22,7 +22,7 @@ TARGETS = ("label",)
 
 
 @dataclass
-class Run:
+class MeshRun:
     """What one rank saw.
 
     Attributes:
@@ -88,12 +88,12 @@ def run_mesh(
     guard: bool = True,
     shared_memory: bool = True,
     targets_by: Targets = "send",
-) -> list[Run]:
+) -> list[MeshRun]:
     """Train a mesh of (pp, dp, tp) ranks as threads; each rank's view."""
     pp, dp, tp = sizes
     worlds = thread_worlds(nodes or (pp * dp * tp,), timeout_s=timeout_s)
 
-    def rank(world: World) -> Run:
+    def rank(world: World) -> MeshRun:
         place = place_of(world.rank, (pp, dp, 1, 1, tp), schedule=schedule, virtual=1)
         return train(
             world, place, root, importance=importance, at=at, save=save, stop=stop,
@@ -118,9 +118,9 @@ def train(
     guard: bool = True,
     shared_memory: bool = True,
     targets_by: Targets = "send",
-) -> Run:
+) -> MeshRun:
     """Run the loop of a trainer on one rank."""
-    run, source = Run(place), MemorySource(NUM_SAMPLES)
+    run, source = MeshRun(place), MemorySource(NUM_SAMPLES)
     send = world.isend
 
     def note(data: np.ndarray, *, dest: int, tag: int) -> Request:
@@ -177,7 +177,7 @@ def train(
     return run
 
 
-def _see(run: Run, loader: ReplicaLoader, batch, epoch: int, kind: str) -> None:
+def _see(run: MeshRun, loader: ReplicaLoader, batch, epoch: int, kind: str) -> None:
     run.columns.add(tuple(sorted(batch)))
     run.kept.append((batch, {name: t.clone() for name, t in batch.items() if name != "data"}))
     if run.place.reads:
@@ -195,7 +195,7 @@ def _see(run: Run, loader: ReplicaLoader, batch, epoch: int, kind: str) -> None:
     loader.report(batch, loss, *(outcome if loader.needs_outcome else ()))
 
 
-def _evaluate(run: Run, loader: ReplicaLoader) -> None:
+def _evaluate(run: MeshRun, loader: ReplicaLoader) -> None:
     evaluation = loader.evaluation(MemorySource(37, name="test"))
     for _ in range(2):
         num_batches = 0
@@ -206,7 +206,7 @@ def _evaluate(run: Run, loader: ReplicaLoader) -> None:
         assert num_batches == len(evaluation)
 
 
-def merged(runs: list[Run]) -> list[tuple[int, str, float, list[tuple[int, float]]]]:
+def merged(runs: list[MeshRun]) -> list[tuple[int, str, float, list[tuple[int, float]]]]:
     """The rows of each step over all replicas, as their scorers saw them."""
     scorers = [run.steps for run in runs if run.place.rank == run.place.scorer]
     return [

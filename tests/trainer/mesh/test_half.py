@@ -40,7 +40,7 @@ class Twice(nn.Module):
         return result
 
 
-class Recurrent(nn.Module):
+class RecurrentLayer(nn.Module):
     """Keeps a list of its weights beside them."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "a GPT": partial(make_gpt, again=False),
     "a GPT computed again": partial(make_gpt, again=True),
     "a shared weight": Twice,
-    "an LSTM": Recurrent,
+    "an LSTM": RecurrentLayer,
 }
 
 

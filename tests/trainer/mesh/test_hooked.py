@@ -1,7 +1,7 @@
 """Hooks on weights go along to whatever takes a weight's place; what cannot is refused."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,21 +11,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tests.trainer.mesh.test_parallelize_alone import TwoStages
 from tonari.trainer.errors import ConfigError
-from tonari.trainer.mesh.mesh import make_mesh
 from tonari.trainer.mesh.parallelize import parallelize
 from tonari.trainer.models import Adapted, StagedModel, deferred, seeded
-from tonari.trainer.watch.launch import join
 
 X = torch.arange(12.0).view(3, 4) / 7
 
 
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    with join(device="cpu"):
-        yield make_mesh((1, 1, 1, 1, 1), device_type="cpu")
-
-
-class Net(nn.Module):
+class HookedNet(nn.Module):
     """Two layers, of which hooks mask and scale gradients."""
 
     def __init__(self) -> None:
@@ -44,7 +36,7 @@ class Net(nn.Module):
         return x.tanh()
 
 
-class Late(Net):
+class LateNet(HookedNet):
     """A hook that torch calls once a gradient is added up."""
 
     def __init__(self) -> None:
@@ -53,7 +45,7 @@ class Late(Net):
         bias.register_post_accumulate_grad_hook(lambda parameter: None)
 
 
-class SameMemory(Net):
+class SameMemory(HookedNet):
     """Two parameters in the same memory."""
 
     def __init__(self) -> None:
@@ -62,7 +54,7 @@ class SameMemory(Net):
         self.get_parameter("layers.1.weight").data = first.data
 
 
-def adapted(kind: Callable[[], nn.Module] = Net) -> StagedModel:
+def adapted(kind: Callable[[], nn.Module] = HookedNet) -> StagedModel:
     """Name its layers, and say what it takes."""
     model = Adapted(kind(), layers="layers")
     model.describe_inputs(lambda rows: torch.empty(rows, 4, device="meta"))
@@ -107,18 +99,18 @@ def test_gradients_pass_the_hooks_of_the_weight_that_was_made(
 
 @pytest.mark.parametrize("build", [seeded, deferred])
 def test_what_would_be_lost_is_refused(mesh: DeviceMesh, build: Callable[..., StagedModel]) -> None:
-    late = build(lambda: adapted(Late), seed=3)
+    late = build(lambda: adapted(LateNet), seed=3)
     with pytest.raises(ConfigError, match=r"weight layers.0.bias has a hook .*leave it out"):
         parallelize(late, mesh, offload=True)
     same = build(lambda: adapted(SameMemory), seed=3)
     with pytest.raises(ConfigError, match=r"weights layers.0.weight and layers.1.weight are two"):
         parallelize(same, mesh, offload=True)
     if build is seeded:
-        assert parallelize(seeded(lambda: adapted(Late), seed=3), mesh)
+        assert parallelize(seeded(lambda: adapted(LateNet), seed=3), mesh)
         assert parallelize(seeded(lambda: adapted(SameMemory), seed=3), mesh)
 
 
-class Locked(Net):
+class LockedNet(HookedNet):
     """Holds what cannot be copied: a lock, an iterator, a tensor that was computed."""
 
     def __init__(self) -> None:
@@ -128,7 +120,7 @@ class Locked(Net):
 
 
 def test_a_rank_s_stages_share_what_cannot_be_copied(mesh: DeviceMesh) -> None:
-    parts = parallelize(seeded(lambda: adapted(Locked), seed=3), mesh, TwoStages())
+    parts = parallelize(seeded(lambda: adapted(LockedNet), seed=3), mesh, TwoStages())
     locks = [each.wrapped.lock for each in parts if isinstance(each, Adapted)]
     assert len(locks) == 2
     assert locks[0] is locks[1]

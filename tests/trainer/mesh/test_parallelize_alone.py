@@ -1,7 +1,5 @@
 """What one process can show of parallelize."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,18 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.trainer.mesh.tiny_models import MAKERS, batch_of, make, one_process, task_of
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.clip import clip_gradients
-from tonari.trainer.mesh.mesh import make_mesh
 from tonari.trainer.mesh.parallelize import parallelize
 from tonari.trainer.mesh.recompute import Checkpointing
 from tonari.trainer.mesh.writable import pass_no_views
 from tonari.trainer.models import ResNet, seeded
-from tonari.trainer.watch.launch import join
-
-
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    with join(device="cpu"):
-        yield make_mesh((1, 1, 1, 1, 1), device_type="cpu")
 
 
 class TwoStages:

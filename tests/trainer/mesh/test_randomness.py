@@ -15,7 +15,7 @@ from tonari.trainer.run.tasks import Columns
 from tonari.trainer.watch.launch import join
 
 
-class Block(nn.Module):
+class DropBlock(nn.Module):
     """Notes the mask that it draws."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Shares(nn.Module):
 
     def __init__(self, *, names: int) -> None:
         super().__init__()
-        self.block = Block()
+        self.block = DropBlock()
         self.blocks = nn.ModuleDict({str(number): self.block for number in range(names)})
 
     def forward(self, values: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """Of a stage, only so many blocks compute again, those that are worth most."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,7 +8,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.mesh.tiny_models import batch_of, make, one_process, task_of
 from tonari.trainer.errors import ConfigError
-from tonari.trainer.mesh.mesh import make_mesh
 from tonari.trainer.mesh.parallelize import parallelize
 from tonari.trainer.mesh.recompute import (
     Checkpointing,
@@ -21,13 +18,6 @@ from tonari.trainer.mesh.recompute import (
     worths,
 )
 from tonari.trainer.models import ResNet, seeded
-from tonari.trainer.watch.launch import join
-
-
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    with join(device="cpu"):
-        yield make_mesh((1, 1, 1, 1, 1), device_type="cpu")
 
 
 def step(
@@ -91,7 +81,7 @@ def test_a_block_that_cannot_be_compared_is_refused(mesh, monkeypatch):
         worths(model)
 
 
-class InPlace(nn.Module):
+class InPlaceBlock(nn.Module):
     """A block that changes what it is given, and gives it."""
 
     def __init__(self, way: str) -> None:
@@ -128,7 +118,7 @@ class InPlaceBlocks(nn.Module):
     def __init__(self, way: str, checkpointing: Checkpointing) -> None:
         super().__init__()
         self.stem = nn.Linear(4, 4)
-        self.blocks = nn.ModuleList(InPlace(way) for _ in range(2))
+        self.blocks = nn.ModuleList(InPlaceBlock(way) for _ in range(2))
         for block in self.blocks if checkpointing != "none" else []:
             recompute(block, selective=checkpointing == "selective")
 
@@ -168,7 +158,7 @@ def test_a_block_that_changes_its_inputs_is_computed_again_from_what_it_was_give
 
 def test_copies_are_kept_of_inputs_that_a_block_changes_only() -> None:
     def is_kept(way: str) -> list[tuple[bool, bool]]:
-        block, found = InPlace(way), []
+        block, found = InPlaceBlock(way), []
         recompute(block, selective=False)
         for _ in range(3):
             x, by = torch.ones(2, 4), torch.ones(4)
@@ -188,8 +178,12 @@ def test_copies_are_kept_of_inputs_that_a_block_changes_only() -> None:
 @pytest.mark.parametrize(
     ("way", "checkpointing", "message"),
     [
-        ("later", "full", r"InPlace\.forward changes its input.*leave mesh.checkpointing out"),
-        ("its own product", "selective", r"InPlace changes in place .*mesh.checkpointing=full"),
+        ("later", "full", r"InPlaceBlock\.forward changes its input.*leave mesh.checkpointing out"),
+        (
+            "its own product",
+            "selective",
+            r"InPlaceBlock changes in place .*mesh.checkpointing=full",
+        ),
     ],
 )
 def test_a_block_that_cannot_be_computed_again_exactly_is_refused(

@@ -2,7 +2,7 @@
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,21 +16,13 @@ from torch.distributed.fsdp import FSDPModule
 
 from tests.trainer.mesh.tiny_models import SEQUENCE, VOCABULARY, batch_of, make, task_of
 from tonari.oracle.record import Recorder
-from tonari.trainer.mesh.mesh import make_mesh
 from tonari.trainer.mesh.parallelize import _shard, parallelize
 from tonari.trainer.mesh.swap import NO_COPIES, Swap, device_bytes, swapped_blocks
 from tonari.trainer.models import GPT, StagedModel, seeded
-from tonari.trainer.watch.launch import join
 
 CPU = torch.device("cpu")
 Gradients = dict[str, Tensor]
 Lane = list[Callable[[], object]]
-
-
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    with join(device="cpu"):
-        yield make_mesh((1, 1, 1, 1, 1), device_type="cpu")
 
 
 class LateLanes:
@@ -120,7 +112,7 @@ def test_gradients_are_those_without_swapping_bit_for_bit(kind, mesh):
             assert same(found, plain)
 
 
-class Odd(nn.Module):
+class OddLayers(nn.Module):
     """A block that does to its tensors what a keeper of tensors may stumble over."""
 
     def __init__(self, width: int) -> None:
@@ -141,7 +133,7 @@ class Odd(nn.Module):
 
 def odd_blocks(count: int) -> list[nn.Module]:
     torch.manual_seed(4)
-    return [Odd(16).double() for _ in range(count)]
+    return [OddLayers(16).double() for _ in range(count)]
 
 
 def walk(blocks: list[nn.Module], values: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dataio import Loader
 from tests.trainer.digits import write_config
 
 
@@ -11,3 +12,13 @@ from tests.trainer.digits import write_config
 def config(tmp_path: Path) -> Path:
     """A small run's configuration, and its data."""
     return write_config(tmp_path)
+
+
+@pytest.fixture
+def unstaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No data is staged: what is refused is refused before."""
+
+    def stage(*args: object, **kwargs: object) -> None:
+        raise AssertionError("staged")
+
+    monkeypatch.setattr(Loader, "__init__", stage)

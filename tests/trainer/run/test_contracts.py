@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dataio
-from dataio.loader import Loader
 from tests.dataio.source.shards import write_tar
 from tests.trainer.run.runs import lines
 from tonari.trainer import (
@@ -100,16 +99,6 @@ def start(root: Path, *overrides: str, **given: Any) -> list[dict[str, Any]]:
     own: dict[str, Any] = {"model": make, "task": Numbers(), "fields": FIELDS, "quiet": True}
     train(load_config(root / "run.toml", overrides), **(own | given))
     return [line for line in lines(root / "run") if line["kind"] == "step"]
-
-
-@pytest.fixture
-def unstaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No data is staged: what is refused is refused before."""
-
-    def stage(*args: object, **kwargs: object) -> None:
-        raise AssertionError("staged")
-
-    monkeypatch.setattr(Loader, "__init__", stage)
 
 
 LOSSES: dict[str, tuple[Losses, str]] = {

@@ -58,7 +58,7 @@ directory = "{directory}/run"
 """
 
 
-class Numbers(Classify):
+class ClassifyNumbers(Classify):
     """Rows of numbers and their class; notes the batches that are trained, in their order."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ def test_one_process_gives_the_bits_of_a_plain_loop_whatever_is_evaluated(
     expected = plain_loop(kind, [(x, y)] * STEPS)
     forget()
     batch = {"x": x, "y": y, "weight": torch.ones(ROWS), "sample_id": torch.arange(ROWS)}
-    own = Own(model=IDIOMS[kind], task=Numbers(), fields=FIELDS)
+    own = Own(model=IDIOMS[kind], task=ClassifyNumbers(), fields=FIELDS)
     with join(device="cpu") as job:
         pipeline = build_parallel(load_config(settings), job, own).pipeline
         optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.05, momentum=0.9)
@@ -166,7 +166,7 @@ def test_one_process_gives_the_bits_of_a_plain_loop_whatever_is_evaluated(
 @pytest.mark.parametrize("kind", ["anneals", "caches in lru_cache", "drops"])
 def test_so_does_a_run_that_evaluates_saves_and_goes_on(settings: Path, kind: str) -> None:
     forget()
-    task = Numbers()
+    task = ClassifyNumbers()
 
     def start(*overrides: str) -> Path:
         config = load_config(settings, overrides)

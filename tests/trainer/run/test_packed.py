@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import dataio
-from dataio.loader import Loader
 from dataio.source.text.tokenizer import open_tokenizer
 from tests import hub
 from tests.tokenizers_made import make_tokenizer
@@ -25,16 +24,6 @@ from tonari.trainer.models.documents import positions_of
 from tonari.trainer.run.build import make_model
 from tonari.trainer.run.loop import train
 from tonari.trainer.run.packed import NO_TARGET, NextTokenInDocument
-
-
-@pytest.fixture
-def unstaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail where anything would be staged."""
-
-    def stage(*args: object, **kwargs: object) -> None:
-        raise AssertionError("staged")
-
-    monkeypatch.setattr(Loader, "__init__", stage)
 
 
 @pytest.fixture
@@ -168,7 +157,7 @@ def test_a_loss_of_ones_own_is_one_a_row_and_not_by_tokens(tmp_path: Path) -> No
         train(config, loss=lambda logits, target: logits.sum(dim=(1, 2)))
 
 
-class Own(torch.nn.Module):
+class PackedModel(torch.nn.Module):
     """A model of one's own, that takes what Hugging Face's do."""
 
     def __init__(self, vocabulary: int = 256) -> None:
@@ -195,14 +184,14 @@ def without_model(directory: Path) -> Config:
 
 def test_a_model_of_ones_own_gets_positions_that_begin_anew(tmp_path: Path) -> None:
     settings = without_model(tmp_path)
-    assert train(settings, model=Own).finished
+    assert train(settings, model=PackedModel).finished
     with pytest.raises(
         ConfigError, match=r"model.vocabulary is 200, .*whose tokens are in \[0, 25"
     ):
-        train(settings, model=lambda: Own(200))
+        train(settings, model=lambda: PackedModel(200))
 
 
-class Recurrent(Own):
+class RecurrentPacked(PackedModel):
     """Carries what it has read from one document into the next."""
 
     def __init__(self) -> None:
@@ -217,7 +206,7 @@ class Recurrent(Own):
 def test_a_model_of_ones_own_in_which_documents_see_others_is_refused(tmp_path: Path) -> None:
     settings = without_model(tmp_path)
     with pytest.raises(ConfigError, match=r"a document sees the one before it .*position_ids"):
-        train(settings, model=Recurrent)
+        train(settings, model=RecurrentPacked)
     assert not (tmp_path / "c").exists(), "before staging"
 
 

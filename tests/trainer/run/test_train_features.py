@@ -107,7 +107,7 @@ def told(directory: Path) -> Told:
     return [{name: line[name] for name in names if name in line} for line in lines]
 
 
-class Runs:
+class FeatureRuns:
     """Makes runs in one directory."""
 
     def __init__(self, directory: Path) -> None:
@@ -145,12 +145,12 @@ class Runs:
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Runs:
+def runs(tmp_path: Path) -> FeatureRuns:
     """Runs of a small dataset of images, and of a text."""
-    return Runs(tmp_path)
+    return FeatureRuns(tmp_path)
 
 
-def check_equal(runs: Runs, run_ranks: RunRanks, cases: list[Case]) -> None:
+def check_equal(runs: FeatureRuns, run_ranks: RunRanks, cases: list[Case]) -> None:
     """Run all cases, and their models alone."""
     set_up = [runs.settings(model, *more) for model, more in cases]
     runs.together(run_ranks, [given for _, given in set_up])
@@ -179,18 +179,18 @@ def check_equal(runs: Runs, run_ranks: RunRanks, cases: list[Case]) -> None:
     "cases", [FEW, pytest.param(SOME, marks=pytest.mark.nightly)], ids=["few", "some"]
 )
 def test_schedules_recomputation_and_steps_of_two_batches_equal_one_process(
-    runs: Runs, run_ranks: RunRanks, cases: list[Case]
+    runs: FeatureRuns, run_ranks: RunRanks, cases: list[Case]
 ) -> None:
     check_equal(runs, run_ranks, cases)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-def test_everything_equals_one_process(runs: Runs, run_ranks: RunRanks, model: str) -> None:
+def test_everything_equals_one_process(runs: FeatureRuns, run_ranks: RunRanks, model: str) -> None:
     check_equal(runs, run_ranks, [case for case in EVERY if case[0] == model])
 
 
-def check_resumes(runs: Runs, run_ranks: RunRanks, cases: list[Case]) -> list[Told]:
+def check_resumes(runs: FeatureRuns, run_ranks: RunRanks, cases: list[Case]) -> list[Told]:
     """Run each case whole, and stopped in its fourth step and gone on with; what each told."""
     pairs, given = [], []
     for number, (model, more) in enumerate(cases):
@@ -222,7 +222,7 @@ HALVED: list[Case] = [("gpt", (*SPLIT_TP, HALF)), ("vit", pp("zero_bubble", HALF
     ids=["offloaded gpt, half a vit", "offloaded vit, half a gpt"],
 )
 def test_offloaded_and_half_precision_runs_go_on_exactly(
-    runs: Runs, run_ranks: RunRanks, offloaded: list[Case], halved: list[Case]
+    runs: FeatureRuns, run_ranks: RunRanks, offloaded: list[Case], halved: list[Case]
 ) -> None:
     found = check_resumes(runs, run_ranks, offloaded + halved)
     for (model, _), run in zip(offloaded, found, strict=False):
@@ -240,7 +240,7 @@ def test_offloaded_and_half_precision_runs_go_on_exactly(
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_every_offloaded_or_half_precision_run_goes_on_exactly(
-    runs: Runs, run_ranks: RunRanks, model: str
+    runs: FeatureRuns, run_ranks: RunRanks, model: str
 ) -> None:
     meshes = (DP, TP, pp("1f1b"), pp("dualpipev"))
     check_resumes(runs, run_ranks, [(model, (*m, how)) for m in meshes for how in (OFFLOAD, HALF)])

@@ -48,7 +48,7 @@ def settings(config: Path, *overrides: str) -> Config:
     return load_config(config, ("model.kind=own", *DOUBLE, *overrides))
 
 
-class Net(nn.Module):
+class VerifiedNet(nn.Module):
     """Some of everything, and one thing that may be otherwise in one process.
 
     Args:
@@ -93,7 +93,7 @@ def on_one_rank(config: Config, wrong: str, **options: Any) -> Verdict:
     # The first is looked at for its size.
     made = itertools.count()
     return verify(
-        config, model=lambda: Net(wrong if next(made) < 3 else ""), **options
+        config, model=lambda: VerifiedNet(wrong if next(made) < 3 else ""), **options
     )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def test_more_steps_find_what_shows_late(config: Path) -> None:
     assert (found.differences[0].when, found.differences[0].figure) == ("step 6", "losses")
     assert on_one_rank(own, "", steps=9).equal
     with pytest.raises(ValueError, match="steps is 3, expected at least 4"):
-        verify(own, model=Net, steps=3)
+        verify(own, model=VerifiedNet, steps=3)
 
 
 class Inverting(Classify):
@@ -150,7 +150,7 @@ class Inverting(Classify):
 
 
 def test_a_batch_that_is_changed_in_place_is_compared_as_it_came(config: Path) -> None:
-    found = verify(settings(config), model=Net, task=Inverting())
+    found = verify(settings(config), model=VerifiedNet, task=Inverting())
     assert found.equal, found.differences[:3]
 
 
@@ -181,7 +181,7 @@ def test_a_tensor_is_named_by_its_module_and_rank(config: Path) -> None:
 
 def test_what_a_checkpoint_forgets_is_found_after_the_resume(config: Path) -> None:
     # Plain torch counts its calls to the end; the second start begins to count anew.
-    found = verify(settings(config), model=lambda: Net("resume"))
+    found = verify(settings(config), model=lambda: VerifiedNet("resume"))
     assert found.differences[0].when == "step 4"
     assert found.differences[0].figure == "losses"
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dataio.world import World, run_threads, single_world, thread_worlds
+from tests.stand_ins import SetClock
 from tonari.trainer.mesh.place import place_of
 from tonari.trainer.watch import meter
 from tonari.trainer.watch.meter import Figures, Meter, combine_order_hashes
@@ -18,19 +19,9 @@ BATCH = {"sample_id": torch.tensor([5, 8, -1, -1])}
 """Two rows, and two of padding."""
 
 
-class Clock:
-    """Time that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
+    made = SetClock(100.0)
     monkeypatch.setattr(meter, "time", made)
     return made
 
@@ -49,7 +40,7 @@ def stats(replica: int) -> dict[str, float]:
     }  # fmt: skip
 
 
-def test_a_replica_counts_once_however_many_ranks_it_has(clock: Clock) -> None:
+def test_a_replica_counts_once_however_many_ranks_it_has(clock: SetClock) -> None:
     clock.now = 0.0
 
     def run(world: World) -> tuple[Figures, Figures]:
@@ -79,7 +70,7 @@ def test_a_replica_counts_once_however_many_ranks_it_has(clock: Clock) -> None:
 
 
 def test_the_recent_steps_are_those_since_the_last_question_and_the_epoch_is_all(
-    clock: Clock,
+    clock: SetClock,
 ) -> None:
     world = single_world()
     meter = Meter({"wait_s": 2.0, "staging_s": 3.0}, place(world, (1,) * 5))
@@ -101,7 +92,7 @@ def test_the_recent_steps_are_those_since_the_last_question_and_the_epoch_is_all
     assert (epoch["wait_s"], epoch["staging_s"]) == (7.5, 0.0)
 
 
-def test_an_epoch_is_told_whole_whenever_it_was_interrupted(clock: Clock) -> None:
+def test_an_epoch_is_told_whole_whenever_it_was_interrupted(clock: SetClock) -> None:
     """Twice, and on one replica more each time: only sums go on."""
 
     def start(
@@ -145,7 +136,7 @@ def test_an_epoch_is_told_whole_whenever_it_was_interrupted(clock: Clock) -> Non
     }  # fmt: skip
 
 
-def test_time_waited_is_at_most_the_time_that_passed(clock: Clock) -> None:
+def test_time_waited_is_at_most_the_time_that_passed(clock: SetClock) -> None:
     meter = Meter({}, place(single_world(), (1,) * 5))
     clock.now += 1.0
     assert meter.recent(0.0, {"wait_s": 1.01}, single_world())["wait_fraction"] == 1.0
@@ -168,7 +159,7 @@ def test_the_order_is_that_of_the_replicas_and_not_of_the_ranks_beside_them() ->
 
 @pytest.mark.parametrize("first", [0, 3, 7])
 def test_the_loss_of_a_step_is_the_same_to_the_last_bit_wherever_its_start_began(
-    clock: Clock, first: int
+    clock: SetClock, first: int
 ) -> None:
     losses = [1 / 3 + number / 7 for number in range(12)]
     world = single_world()

@@ -4,28 +4,20 @@ import json
 
 import pytest
 
+from tests.stand_ins import SetClock
 from tonari.trainer.watch import parts
 from tonari.trainer.watch.parts import EpochParts, off_words
 from tonari.trainer.watch.plan import PARTS, Plan
 
 
-class Clock:
-    """Time that a test sets."""
-
-    now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
+    made = SetClock(100.0)
     monkeypatch.setattr(parts, "time", made)
     return made
 
 
-def spend(clock: Clock, timed: EpochParts, part: str, seconds: float) -> None:
+def spend(clock: SetClock, timed: EpochParts, part: str, seconds: float) -> None:
     with timed.time(part):
         clock.now += seconds
 
@@ -37,7 +29,7 @@ def plan(*, checkpoint_every: int = 1, refresh_every: int = 0, **mean_s: float) 
     )  # fmt: skip
 
 
-def test_each_second_is_counted_to_one_part(clock: Clock) -> None:
+def test_each_second_is_counted_to_one_part(clock: SetClock) -> None:
     timed = EpochParts(None)
     clock.now += 1.0
     spend(clock, timed, "epoch_end_s", 3.0)
@@ -56,7 +48,7 @@ def test_each_second_is_counted_to_one_part(clock: Clock) -> None:
     assert timed.end_epoch(2, exchange_s=0.0)["checkpoint_s"] == 4.0, "of the epoch that it opens"
 
 
-def test_an_epoch_that_was_interrupted_has_the_parts_of_all_its_starts(clock: Clock) -> None:
+def test_an_epoch_that_was_interrupted_has_the_parts_of_all_its_starts(clock: SetClock) -> None:
     first = EpochParts(None)
     with first.time("train_s"):
         clock.now += 5.0
@@ -69,7 +61,7 @@ def test_an_epoch_that_was_interrupted_has_the_parts_of_all_its_starts(clock: Cl
     assert (line["train_s"], line["other_s"], line["measured_s"]) == (7.0, 0.0, 7.0)
 
 
-def test_the_part_that_was_off_most_is_named(clock: Clock) -> None:
+def test_the_part_that_was_off_most_is_named(clock: SetClock) -> None:
     timed = EpochParts(plan(train_s=11.0, evaluation_s=1.5, epoch_end_s=0.3))
     spend(clock, timed, "train_s", 11.9)
     spend(clock, timed, "evaluation_s", 1.0)
@@ -87,7 +79,7 @@ def test_the_part_that_was_off_most_is_named(clock: Clock) -> None:
     assert words.endswith("refresh +2.00 s"), "no share of nothing"
 
 
-def test_the_first_epoch_has_no_turn_and_is_put_beside_staging(clock: Clock) -> None:
+def test_the_first_epoch_has_no_turn_and_is_put_beside_staging(clock: SetClock) -> None:
     timed = EpochParts(plan(train_s=8.0, epoch_end_s=5.0, exchange_s=5.0, checkpoint_s=5.0))
     spend(clock, timed, "train_s", 10.0)
     line = timed.end_epoch(0, exchange_s=0.0)

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from dataio.world import World, run_threads, single_world, thread_worlds
+from tests.stand_ins import SetClock
 from tonari.trainer.watch import stop
 from tonari.trainer.watch.stop import StopRequest
 
@@ -52,7 +53,7 @@ def test_the_same_signal_again_ends_the_process_at_once() -> None:
 
 
 def test_repeats_of_a_signal_count_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, ended = Clock(), list[int]()
+    clock, ended = SetClock(), list[int]()
     monkeypatch.setattr(stop, "time", clock)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(os, "kill", lambda _, number: ended.append(number))
@@ -77,20 +78,10 @@ def test_outside_of_the_main_thread_no_signal_is_handled() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-class Clock:
-    """Time that passes by steps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 def test_all_ranks_stop_after_the_same_step_within_a_second_and_few_steps_ask(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = Clock()
+    clock = SetClock()
     monkeypatch.setattr(stop, "time", clock)
     asked = 0
     allreduce = World.allreduce

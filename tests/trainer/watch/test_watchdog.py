@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from dataio.world import World, run_threads, thread_worlds
 from dataio.world.threads import ThreadTransport
+from tests.stand_ins import SetClock
 from tonari.trainer.watch import watchdog
 from tonari.trainer.watch.judge import Heartbeat
 from tonari.trainer.watch.launch import join
@@ -26,18 +27,8 @@ from tonari.trainer.watch.watchdog import Watchdog
 OTHER = Heartbeat(0, "another host", 1, step=3, waits=True, place="all_reduce")
 
 
-class Ended(Exception):
+class ProcessEnded(Exception):
     """The job ended, with these words."""
-
-
-class Clock:
-    """Time that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 class Scripted(Watchdog):
@@ -65,7 +56,7 @@ class Scripted(Watchdog):
         """Watch until the script is over, or the job ends: with which words."""
         try:
             self._watch()
-        except Ended as ended:
+        except ProcessEnded as ended:
             return str(ended)
         return ""
 
@@ -83,22 +74,22 @@ class Scripted(Watchdog):
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
+    made = SetClock()
     monkeypatch.setattr(watchdog, "time", made)
     return made
 
 
 def scripted(*script: Heartbeat | None) -> Scripted:
     def abort(message: str) -> NoReturn:
-        raise Ended(message)
+        raise ProcessEnded(message)
 
     world = thread_worlds((2,))[0]
     world.abort = abort  # type: ignore[method-assign]
     return Scripted(world, iter(script))
 
 
-def test_a_rank_that_sends_nothing_new_for_long_is_silent(clock: Clock) -> None:
+def test_a_rank_that_sends_nothing_new_for_long_is_silent(clock: SetClock) -> None:
     # Five intervals of a second; the first of them may have seen a new heartbeat.
     assert scripted(*5 * [None]).watch() == ""
     report = scripted(*9 * [None]).watch()
@@ -107,15 +98,15 @@ def test_a_rank_that_sends_nothing_new_for_long_is_silent(clock: Clock) -> None:
     )
 
 
-def test_a_rank_that_sends_a_heartbeat_now_and_then_is_not_silent(clock: Clock) -> None:
+def test_a_rank_that_sends_a_heartbeat_now_and_then_is_not_silent(clock: SetClock) -> None:
     assert scripted(*10 * [None, None, None, OTHER]).watch() == ""
 
 
-def test_a_rank_that_has_left_is_not_silent(clock: Clock) -> None:
+def test_a_rank_that_has_left_is_not_silent(clock: SetClock) -> None:
     assert scripted(replace(OTHER, left=True), *20 * [None]).watch() == ""
 
 
-def test_steps_are_expected_from_the_first_one_on_until_it_rests(clock: Clock) -> None:
+def test_steps_are_expected_from_the_first_one_on_until_it_rests(clock: SetClock) -> None:
     watched = scripted(*3 * [OTHER])
     clock.now = 1000.0
     assert watched.watch() == "", "staging has no limit"
@@ -133,7 +124,7 @@ def test_steps_are_expected_from_the_first_one_on_until_it_rests(clock: Clock) -
     assert watched.watch().startswith("watchdog: no step was done for 10 s; rank 0: hangs after 3")
 
 
-def test_the_error_that_a_rank_failed_by_is_reported(clock: Clock) -> None:
+def test_the_error_that_a_rank_failed_by_is_reported(clock: SetClock) -> None:
     failed = scripted()
     words = failed.fail(ValueError("no such label"))
     assert words == "rank 0 failed: ValueError: no such label"
@@ -144,10 +135,10 @@ def test_the_error_that_a_rank_failed_by_is_reported(clock: Clock) -> None:
 
 
 def test_a_rank_that_sees_another_report_leaves_the_report_to_it(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: SetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def leave(status: int) -> NoReturn:
-        raise Ended(f"status {status}")
+        raise ProcessEnded(f"status {status}")
 
     monkeypatch.setattr(os, "_exit", leave)
     waits = scripted(*3 * [OTHER])

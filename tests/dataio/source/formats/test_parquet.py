@@ -322,7 +322,7 @@ def test_a_tensor_column_has_its_own_shape(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Doubled:
+class DoubledNumbers:
     """A field of one's own, whose values are kept twice as large."""
 
     key: str
@@ -336,7 +336,7 @@ class Doubled:
 
 def test_a_field_of_ones_own_looks_at_every_value_of_a_column(tmp_path: Path) -> None:
     source = open_source(write(tmp_path / "a.parquet", {"x": pa.array([[1, 2], [3, 4]])}))
-    rows = read_all(source, {"x": Doubled("x")})
+    rows = read_all(source, {"x": DoubledNumbers("x")})
     assert [row for _, (row,) in rows] == [np.array(two).tobytes() for two in ([2, 4], [6, 8])]
 
 

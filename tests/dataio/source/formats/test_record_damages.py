@@ -19,7 +19,7 @@ from dataio.base.errors import DataioError
 from dataio.rows.fields import Array, Bytes, Field, Int, Text, Tokens
 from dataio.source import open_source
 from dataio.source.wrap.packed import Sequences
-from tests.dataio.source.damages import DAMAGES, REPEATS, Format, flip, judge, read_as
+from tests.dataio.source.damages import DAMAGES, REPEATS, Format, flip, judge, samples_of
 from tests.dataio.source.formats.record_cases import framed, packed, write_megatron, zstd
 from tests.dataio.source.shards import Row, read_all
 
@@ -249,12 +249,6 @@ each = pytest.mark.parametrize(
         for of in FORMATS
     ],
 )
-
-
-def samples_of(of: Format, path: Path) -> list[list[bytes]]:
-    found = read_as(of.opens(path), of.fields, num_ranks=1, num_readers=1)
-    assert not isinstance(found, DataioError), str(found)
-    return found
 
 
 @each

@@ -190,7 +190,7 @@ def test_an_error_says_whose_it_is_and_no_secret(server, tar, caplog, error, fou
         assert fast(retry_s=60).open(url).size == len(tar)
 
 
-class Shards(http.server.BaseHTTPRequestHandler):
+class ShardRequests(http.server.BaseHTTPRequestHandler):
     """Serves one file in a way that its class says."""
 
     data = b""
@@ -232,8 +232,8 @@ class Shards(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def web(tar) -> Iterator[str]:
     pytest.importorskip("aiohttp")
-    Shards.data, Shards.answers, Shards.asked = tar, [], []
-    served = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Shards)
+    ShardRequests.data, ShardRequests.answers, ShardRequests.asked = tar, [], []
+    served = http.server.ThreadingHTTPServer(("127.0.0.1", 0), ShardRequests)
     thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield f"127.0.0.1:{served.server_port}"
@@ -249,28 +249,28 @@ def test_the_web_is_read_by_get_as_the_url_was_signed(web, tar, caplog) -> None:
     assert source.name == f"http://{web}/my%20train.tar"
     assert len(read_all(source, FIELDS)) == 5
     # As it was written: a signature holds for these letters.
-    assert {path for path, _ in Shards.asked} == {f"/my%20train.tar?{KEY}"}
+    assert {path for path, _ in ShardRequests.asked} == {f"/my%20train.tar?{KEY}"}
     assert open_source(f"http://{web}/my train[1]%.tar?{KEY}", storage=fast()).num_samples == 5
     # Of a name without any encoding, only what cannot stand in a URL changes.
-    assert Shards.asked[-1][0] == f"/my%20train%5B1%5D%25.tar?{KEY}"
+    assert ShardRequests.asked[-1][0] == f"/my%20train%5B1%5D%25.tar?{KEY}"
     assert "S3CR3T" not in caplog.text
 
 
 def test_answers_of_the_web_that_are_cut_go_on_where_they_stopped(web, tar) -> None:
     storage = fast(retry_s=60)
     with storage.open(f"http://{web}/a.tar") as file:
-        Shards.answers = ["cut", "503", "cut", "429", "cut"]
+        ShardRequests.answers = ["cut", "503", "cut", "429", "cut"]
         assert file.read_at(0, 8000) == tar[:8000]
-    ranges = [asked for _, asked in Shards.asked[1:]]
+    ranges = [asked for _, asked in ShardRequests.asked[1:]]
     assert ranges[0] == "bytes=0-7999"
     assert ranges[-2].startswith("bytes=7000-")
     assert storage.num_retries == 5
 
 
 def test_a_server_of_the_web_that_serves_no_parts_is_refused_early(web) -> None:
-    Shards.data = bytes(64 << 20)
+    ShardRequests.data = bytes(64 << 20)
     with fast().open(f"http://{web}/a.tar") as file:
-        Shards.answers = ["whole"] * 9
+        ShardRequests.answers = ["whole"] * 9
         with pytest.raises(SourceError, match="does not serve parts of a file"):
             file.read_at(1000, 10)
 
@@ -279,7 +279,7 @@ def test_a_server_of_the_web_that_serves_no_parts_is_refused_early(web) -> None:
     ("way", "found"), [("404", "check the URL"), ("403", "expected credentials"), ("500", "is up")]
 )
 def test_answers_of_the_web_say_whose_it_is(web, way, found) -> None:
-    Shards.answers = [way] * 9
+    ShardRequests.answers = [way] * 9
     url = f"http://me:S3CR3T@{web}/a.tar?{KEY}"
     with pytest.raises(SourceError, match=found) as caught:
         open_source(url, storage=fast())

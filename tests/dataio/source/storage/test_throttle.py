@@ -15,7 +15,7 @@ from dataio.source.storage.throttle import BURST_S
 
 
 @dataclass
-class Clock:
+class StandingClock:
     """A clock that stands still: whoever would wait is noted."""
 
     now_s: float = 100.0
@@ -23,8 +23,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> StandingClock:
+    clock = StandingClock()
     monkeypatch.setattr("dataio.source.storage.throttle.time.monotonic", lambda: clock.now_s)
     monkeypatch.setattr("dataio.source.storage.throttle.time.sleep", clock.waits_s.append)
     return clock
@@ -58,7 +58,7 @@ def test_processes_share_the_bandwidth_and_the_count(tmp_path: Path) -> None:
     assert elapsed_s >= 2 * 19 * 7919 / 1e6 - 0.02
 
 
-def test_threads_share_it_too(tmp_path: Path, clock: Clock) -> None:
+def test_threads_share_it_too(tmp_path: Path, clock: StandingClock) -> None:
     throttle = Throttle(str(tmp_path / "bucket"), bytes_per_s=1e6)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda _: throttle.take(10_000), range(20)))
@@ -68,7 +68,9 @@ def test_threads_share_it_too(tmp_path: Path, clock: Clock) -> None:
     assert throttle.total_bytes == 200_000
 
 
-def test_latency_is_paid_by_every_request_side_by_side(tmp_path: Path, clock: Clock) -> None:
+def test_latency_is_paid_by_every_request_side_by_side(
+    tmp_path: Path, clock: StandingClock
+) -> None:
     throttle = Throttle(str(tmp_path / "bucket"), latency_s=0.05)
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda _: throttle.take(0), range(8)))
@@ -76,7 +78,7 @@ def test_latency_is_paid_by_every_request_side_by_side(tmp_path: Path, clock: Cl
 
 
 def test_a_limit_keeps_the_rate_and_costs_a_slow_storage_nothing(
-    tmp_path: Path, clock: Clock
+    tmp_path: Path, clock: StandingClock
 ) -> None:
     throttle = Throttle(str(tmp_path / "bucket"), bytes_per_s=4 << 20, spaces_only=True)
     # Sixteen threads of two ranks ask at once: one after the other, a second apart.
@@ -91,7 +93,7 @@ def test_a_limit_keeps_the_rate_and_costs_a_slow_storage_nothing(
     assert clock.waits_s == []
 
 
-def test_zero_is_off_but_counts(tmp_path: Path, clock: Clock) -> None:
+def test_zero_is_off_but_counts(tmp_path: Path, clock: StandingClock) -> None:
     throttle = Throttle(str(tmp_path / "bucket"))
     assert throttle.total_bytes == 0
     throttle.take(10**12)
