@@ -26,8 +26,7 @@ from dataio.world.launchers import (
     number,
     torchrun_claim,
 )
-from dataio.world.limits import check_shared_memory, claim_open_files
-from dataio.world.mpich import choose_netmod
+from dataio.world.limits import check_shared_memory, choose_netmod, claim_open_files
 from dataio.world.start import watch_mpi_start, watch_start
 from dataio.world.topology import Topology
 from dataio.world.world import World
