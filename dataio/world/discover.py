@@ -55,8 +55,7 @@ def discover_world(*, ranks_per_node: int | None = None, timeout_s: float = 300.
     transport = _open(choose_medium(os.environ, torch), timeout_s)
     # Enough of a world to end the job and to ask for the nodes.
     world = World(transport, Topology((0,) * transport.world_size), timeout_s=timeout_s)
-    if world.world_size > 1:
-        install_abort_hooks(world)
+    install_abort_hooks(world)
     if torch:
         words = f"rank {world.rank} of {world.world_size}"
         _check_claims(Claim(world.rank, world.world_size, words), torch)

@@ -176,7 +176,7 @@ def test_a_reader_with_a_device_trains_from_pinned_copies_that_come_back(
 ):
     one = run_mesh(tmp_path / "one", mesh)
     ASKED.clear()
-    monkeypatch.setattr("tonari.trainer.deliver.deliver.Delivery", DeviceOfTheHost)
+    monkeypatch.setattr("tonari.trainer.deliver.deliver.DeviceDelivery", DeviceOfTheHost)
     for module in ("stream", "relay"):
         monkeypatch.setattr(f"tonari.trainer.deliver.{module}.BufferRing", PlainBuffers)
     runs = run_mesh(tmp_path / "pinned", mesh)
