@@ -15,7 +15,8 @@ from dataio.arguments import Arguments
 from dataio.batch.gather import Gather
 from dataio.rows.fields import Field
 from dataio.source import Source
-from dataio.store.pool import Pool, no_rows
+from dataio.store.checked_source import no_rows
+from dataio.store.pool import Pool
 from dataio.store.share import Share
 from dataio.world import World
 
