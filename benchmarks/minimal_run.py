@@ -4,7 +4,8 @@ A dict of arrays, `shuffle.Partial`, `importance.Kakurenbo`, one rank: three epo
 reports and refreshed rows, from the construction of the loader until it is closed. Every function
 that is called is counted once, on any thread; lambdas, comprehensions and what runs while a module
 is imported are not. With ``--peers`` the same is counted of three epochs of Mosaic's and of
-LitData's ``StreamingDataset`` behind torch's own ``DataLoader``.
+LitData's ``StreamingDataset`` behind torch's own ``DataLoader``. Of Mosaic 0.13.0 these are 27
+files and 103 functions, of LitData 0.2.76 19 and 134.
 
     python -m benchmarks.minimal_run [--list] [--peers]
 """

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.batch.gather import Gather
+from dataio.store.checked_source import no_rows
 from dataio.store.open import NodeRows
-from dataio.store.pool import Pool, no_rows
+from dataio.store.pool import Pool
 
 
 class Session:

@@ -29,9 +29,10 @@ from dataio.batch.verify import RowVerifier
 from dataio.batch.watch import How, TransformWatch
 from dataio.rows.samples import Batch, NothingDecodesError, Sample, Value
 from dataio.source.base import place_of
+from dataio.store.checked_source import no_rows
 from dataio.store.files.fetch import Fetcher
 from dataio.store.files.reader import RowReader, locate
-from dataio.store.pool import Pool, no_rows
+from dataio.store.pool import Pool
 
 INLINE_BYTES = 16 << 20
 """Up to this a batch is copied on the caller's thread: handing it over would cost more."""

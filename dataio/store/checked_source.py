@@ -23,6 +23,11 @@ MOST_NOTED = 100_000
 log = logging.getLogger(__name__)
 
 
+def no_rows(sample_id: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Exclude nothing: bool[n]."""
+    return np.zeros(len(sample_id), np.bool_)
+
+
 class CheckedSource:
     """A `Source` that marks the pictures of which a part is missing, see `with_refused`.
 
@@ -94,7 +99,9 @@ class CheckedSource:
         sample_id, text = self.refused[number]
         return f"{place_of(self._source, sample_id)}{self._key_of(sample_id)}: {text}"
 
-    def raise_refused(self, are_excluded: Callable[[NDArray[np.int64]], NDArray[np.bool_]]) -> None:
+    def raise_refused(
+        self, are_excluded: Callable[[NDArray[np.int64]], NDArray[np.bool_]] = no_rows
+    ) -> None:
         """Raise what was found, if that is an error.
 
         Args:

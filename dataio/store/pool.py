@@ -23,11 +23,6 @@ MOST_BYTES = 2**32 - 1
 """More than a row has: what the scores' column holds."""
 
 
-def no_rows(sample_id: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Exclude nothing: bool[n]."""
-    return np.zeros(len(sample_id), np.bool_)
-
-
 class Pool:
     """The rows that this rank's node owns. Construction is collective.
 

@@ -46,7 +46,9 @@ class _WatchedExit(SystemExit):
 
 
 def install_abort_hooks(world: World) -> None:
-    """End the job with this rank's message if this process fails."""
+    """End the job with this rank's message if this process fails. Nothing in a world of one."""
+    if world.world_size == 1:
+        return
 
     def end(
         kind: type[BaseException], error: BaseException | None, trace: TracebackType | None

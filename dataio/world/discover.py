@@ -26,8 +26,7 @@ from dataio.world.launchers import (
     number,
     torchrun_claim,
 )
-from dataio.world.limits import check_shared_memory, claim_open_files
-from dataio.world.mpich import choose_netmod
+from dataio.world.limits import check_shared_memory, choose_netmod, claim_open_files
 from dataio.world.start import watch_mpi_start, watch_start
 from dataio.world.topology import Topology
 from dataio.world.world import World
@@ -56,8 +55,7 @@ def discover_world(*, ranks_per_node: int | None = None, timeout_s: float = 300.
     transport = _open(choose_medium(os.environ, torch), timeout_s)
     # Enough of a world to end the job and to ask for the nodes.
     world = World(transport, Topology((0,) * transport.world_size), timeout_s=timeout_s)
-    if world.world_size > 1:
-        install_abort_hooks(world)
+    install_abort_hooks(world)
     if torch:
         words = f"rank {world.rank} of {world.world_size}"
         _check_claims(Claim(world.rank, world.world_size, words), torch)

@@ -12,9 +12,8 @@ from typing_extensions import Self
 
 from dataio.base.checked import checked
 from dataio.base.errors import StallError, WorldError
-from dataio.world.base import Bytes, Request, Transport
+from dataio.world.base import Bytes, PartTransport, Request, Transport
 from dataio.world.collectives import NUM_USER_TAGS, Collectives
-from dataio.world.part import PartTransport
 from dataio.world.topology import Topology
 
 Element = TypeVar("Element", bound=np.generic)

@@ -22,9 +22,8 @@ from dataio.base.checked import checked
 from dataio.base.errors import ExchangeError
 from dataio.world import World
 from shuffle.models.agreement import check_agreement, check_arguments, weights_differ
-from shuffle.models.average import mean
 from shuffle.models.handover import Handover, Header
-from shuffle.models.merge import merge
+from shuffle.models.merge import mean, merge
 from shuffle.models.pieces import TensorPiece, cut_pieces, pack, place_pieces
 from shuffle.models.plan import partner_of
 from shuffle.models.state import STATE_VERSION, ModelExchangeState, RoundState, check_state

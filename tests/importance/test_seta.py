@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dataio.plan.history import Scores
 from importance import SeTa
-from importance.groups import group_levels
+from importance.seta import group_levels
 from tests.importance.rows import one_pool, reported
 
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=60).map(np.array)

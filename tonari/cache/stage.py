@@ -29,7 +29,6 @@ from dataio import (
 )
 from dataio.base.filesystem import cache_directory
 from dataio.rows.fields import row_schema
-from dataio.store.pool import no_rows
 from dataio.store.share import consecutive, lay_out
 from dataio.store.tools.report import inspect_cache
 from tonari.cache.list import print_details
@@ -97,7 +96,7 @@ class Stage:
                 session.pool.ensure(share.wanted)
                 read = np.array([source.bytes_read])
                 read = world.allreduce(read, op="sum", doing="count bytes")
-                session.pool.checked_source.raise_refused(no_rows)
+                session.pool.checked_source.raise_refused()
             if world.local_rank == 0:
                 report = inspect_cache(session.pool.cache.directory)
                 print_details([report], as_json=self.json, extra={"source_bytes": int(read[0])})

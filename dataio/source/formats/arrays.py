@@ -1,7 +1,7 @@
 """NumPy arrays as a source: one row a sample."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from os import PathLike, fspath
 
@@ -16,11 +16,35 @@ from dataio.rows.encoding import TIMES, converted, is_wider
 from dataio.rows.fields import Array, Field, Float, Int, row_schema
 from dataio.rows.rows import FixedColumn, Rows, make_rows
 from dataio.source.base import check_ids
-from dataio.source.formats.npy import MemoryArray, NpyFile
+from dataio.source.formats.npy import NpyFile, ReadRows
 from dataio.source.row_block import BLOCK_BYTES
 from dataio.source.storage.files import Storage
 from dataio.source.storage.throttle import Throttle
 from dataio.source.values import refuse_letters, unmasked
+
+HASH_BYTES = 64 << 20
+"""Hashed together."""
+
+
+class MemoryArray:
+    """An array that is there already."""
+
+    def __init__(self, array: NDArray[np.generic]) -> None:
+        self.shape, self.dtype = array.shape, array.dtype
+        self._array = array
+
+    def fingerprint(self) -> str:
+        """Hash the bytes."""
+        digest = xxhash.xxh3_64()
+        rows = max(HASH_BYTES // max(self._array[:1].nbytes, 1), 1)
+        for start in range(0, len(self._array), rows):
+            digest.update(np.ascontiguousarray(self._array[start : start + rows]).tobytes())
+        return digest.hexdigest()
+
+    @contextmanager
+    def opened(self) -> Iterator[ReadRows]:
+        """Offer the rows for reading."""
+        yield lambda numbers: self._array[numbers]
 
 
 @checked

@@ -1,4 +1,4 @@
-"""Rows of an array: in memory, or in an ``.npy`` file."""
+"""Rows of an array in an ``.npy`` file."""
 
 import io
 import math
@@ -16,7 +16,6 @@ from dataio.rows.encoding import NPY_LOCK
 from dataio.source.storage.files import Storage, StorageFile
 
 HEADER_BYTES = 4096
-HASH_BYTES = 64 << 20
 MAX_GAP_BYTES = 64 << 10
 """Unwanted bytes that are cheaper to read than to make a request around."""
 
@@ -25,27 +24,6 @@ class ReadRows(Protocol):
     """Reads rows by number: int64[n], sorted -> dtype[n, ...]."""
 
     def __call__(self, numbers: NDArray[np.int64], /) -> NDArray[np.generic]: ...
-
-
-class MemoryArray:
-    """An array that is there already."""
-
-    def __init__(self, array: NDArray[np.generic]) -> None:
-        self.shape, self.dtype = array.shape, array.dtype
-        self._array = array
-
-    def fingerprint(self) -> str:
-        """Hash the bytes."""
-        digest = xxhash.xxh3_64()
-        rows = max(HASH_BYTES // max(self._array[:1].nbytes, 1), 1)
-        for start in range(0, len(self._array), rows):
-            digest.update(np.ascontiguousarray(self._array[start : start + rows]).tobytes())
-        return digest.hexdigest()
-
-    @contextmanager
-    def opened(self) -> Iterator[ReadRows]:
-        """Offer the rows for reading."""
-        yield lambda numbers: self._array[numbers]
 
 
 class NpyFile:

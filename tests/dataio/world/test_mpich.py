@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from dataio.world import mpich
+from dataio.world import limits
 
 SRUN = {"SLURM_STEP_ID": "0", "PMI_FD": "11", "PMI_RANK": "0", "PMI_SIZE": "4"}
 
@@ -15,7 +15,7 @@ SRUN = {"SLURM_STEP_ID": "0", "PMI_FD": "11", "PMI_RANK": "0", "PMI_SIZE": "4"}
         (SRUN, True, "ofi"),
         (SRUN, False, None),  # the site's own, which may know UCX alone
         (SRUN | {"UCX_TLS": "tcp"}, True, None),
-        (SRUN | {mpich.NETMOD: "ucx"}, True, "ucx"),
+        (SRUN | {limits.NETMOD: "ucx"}, True, "ucx"),
         ({"PMI_FD": "11", "PMI_RANK": "0", "PMI_SIZE": "4"}, True, None),  # mpiexec
         ({"SLURM_STEP_ID": "0", "PMIX_RANK": "0"}, True, None),
     ],
@@ -23,20 +23,20 @@ SRUN = {"SLURM_STEP_ID": "0", "PMI_FD": "11", "PMI_RANK": "0", "PMI_SIZE": "4"}
 def test_under_srun_the_mpich_from_pip_takes_libfabric_unless_somebody_chose(
     environ, from_pip, chosen, monkeypatch
 ):
-    monkeypatch.setattr(mpich, "_is_from_pip", lambda: from_pip)
+    monkeypatch.setattr(limits, "_is_from_pip", lambda: from_pip)
     given = dict(environ)
-    mpich.choose_netmod(given)
-    assert given.get(mpich.NETMOD) == chosen
-    assert {k: v for k, v in given.items() if k != mpich.NETMOD} == {
-        k: v for k, v in environ.items() if k != mpich.NETMOD
+    limits.choose_netmod(given)
+    assert given.get(limits.NETMOD) == chosen
+    assert {k: v for k, v in given.items() if k != limits.NETMOD} == {
+        k: v for k, v in environ.items() if k != limits.NETMOD
     }
 
 
 def test_the_mpich_of_another_place_is_not_taken_for_that_from_pip(monkeypatch):
-    assert mpich._is_from_pip()  # of this environment
+    assert limits._is_from_pip()  # of this environment
 
     def absent(name: str) -> None:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(mpich, "distribution", absent)
-    assert not mpich._is_from_pip()
+    monkeypatch.setattr(limits, "distribution", absent)
+    assert not limits._is_from_pip()

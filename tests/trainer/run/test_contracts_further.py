@@ -22,7 +22,6 @@ from tests.trainer.run.test_contracts import (  # noqa: F401 (fixtures)
     data,
     make,
     start,
-    unstaged,
 )
 from tonari.trainer import Adapted, ConfigError
 from tonari.trainer.mesh import pipeline
@@ -56,7 +55,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_the_wrong_door_is_named_before_data_is_staged(
     tmp_path: Path,
     data: object,  # noqa: F811
-    unstaged: None,  # noqa: F811
+    unstaged: None,
     kind: str,
 ) -> None:
     given, said = WRONG[kind]
@@ -111,7 +110,7 @@ def pairs(out: Tensor, target: Tensor) -> Tensor:
 def test_a_loss_of_pairs_is_refused_where_the_batch_is_cut(
     tmp_path: Path,
     data: object,  # noqa: F811
-    unstaged: None,  # noqa: F811
+    unstaged: None,
     cut: str,
 ) -> None:
     with pytest.raises(ConfigError, match="depends on the other rows"):
