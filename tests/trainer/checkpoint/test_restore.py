@@ -11,8 +11,9 @@ from tests.trainer.checkpoint.start import Start
 from tonari.trainer.checkpoint import agree
 from tonari.trainer.checkpoint import restore as restoring
 from tonari.trainer.checkpoint.agree import together
+from tonari.trainer.checkpoint.checkpoint import Checkpoints
 from tonari.trainer.checkpoint.directory import latest, read_progress, set_aside_later
-from tonari.trainer.checkpoint.restore import find
+from tonari.trainer.checkpoint.restore import find, restore
 from tonari.trainer.checkpoint.sums import check_sums
 from tonari.trainer.errors import CheckpointError, ConfigError
 
@@ -108,6 +109,21 @@ def test_a_group_without_weights_on_this_stage_goes_on(tmp_path: Path, adam: boo
     second.restore(first.save(tmp_path))
     assert [len(group["params"]) == 0 for group in second.optimizer.param_groups] == [True, False]
     assert all(map(torch.equal, first.train(2), second.train(2)))
+
+
+def test_averaged_weights_are_restored_into_the_tensors_of_this_start(tmp_path: Path) -> None:
+    first, second = Start(), Start()
+    first.train(2)
+    # Named as in a list of parts.
+    named = [(f"0.{name}", weight.detach()) for name, weight in first.model.named_parameters()]
+    saved = {name: weight + 1 for name, weight in named}
+    average = {name: torch.zeros_like(weight) for name, weight in named}
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        path = checkpoints.save(
+            [first.model], first.optimizer, first.loader, first.progress, average=saved
+        )
+    restore(path, [second.model], second.optimizer, second.loader, average=average)
+    assert all(torch.equal(average[name], weight) for name, weight in saved.items())
 
 
 def test_a_checkpoint_of_an_optimizer_that_remembers_nothing_is_another_s(tmp_path: Path) -> None:
