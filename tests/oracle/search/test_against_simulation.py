@@ -69,10 +69,9 @@ def both(
     return planned, epochs, fed, link_s
 
 
-# TODO(#41): not every draw holds. With rows=11057, row_bytes=2e3, exchange=0, hidden=0.4, quota=
-# 0.9, computing_s=batch_s=0.0625 and disk=0.001 on one node of 2 ranks, the price of the refresh
-# is 27.0 s where the plan has 21.1. Without a seed the draws change with every name in this
-# function.
+# TODO(#41): not every draw holds. With rows=11057, row_bytes=2e3, exchange=0, hidden=0.4,
+# quota=0.9, computing_s=batch_s=0.0625 and disk=0.001 on one node of 2 ranks, the price of the
+# refresh is 27.0 s where the plan has 21.1. Without a seed, names in here change the draws.
 @seed(1)
 @settings(max_examples=25, deadline=None)
 @given(
