@@ -3,7 +3,8 @@
 Why: a recomputed block has to know that it runs inside of a backward pass; copies of gradients are
 made once, behind it; what a module changes in place must be seen, and may be no view; parameters
 are filled with other numbers between two passes without autograd's complaint about changed values.
-Public instead: none (a hook on all parameters fires per parameter, and not for those without a gradient).
+Public instead: none (a hook on all parameters fires per parameter, and not for those without a
+gradient).
 """
 
 from collections.abc import Callable
