@@ -7,19 +7,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
+from torch.distributed.pipelining import PipelineStage
 
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.randomness import Randomness
 from tonari.trainer.mesh.writable import writable
 from tonari.trainer.models.trace import Inputs, leaves
-from tonari.trainer.private.messages import all_gather
-from tonari.trainer.private.pipelining import SENDS_WHOLE_NUMBERS, StageOfAnyLayout
 
 MOST_APART = 0.05
 """Of the largest value: more than rounding in bfloat16 makes of what is the same."""
 
 
-class Stage(StageOfAnyLayout):
+class Stage(PipelineStage):
     """A stage that averages its gradients over the replicas only when ``syncs``.
 
     Args:
@@ -44,14 +43,6 @@ class Stage(StageOfAnyLayout):
         self._checked = False
         _, stage, num_stages, *_ = given
         self._gives = leaves(named["output_args"])
-        received = self._whole if stage else ()
-        sent = self._gives if stage < num_stages - 1 else ()
-        if not (SENDS_WHOLE_NUMBERS or all(map(Tensor.is_floating_point, (*received, *sent)))):
-            raise ConfigError(
-                f"mesh.pp: stage {stage} of the pipeline takes or gives whole numbers, which "
-                f"torch {torch.__version__} sends to no other stage; install torch 2.13 or later, "
-                "or give mesh.pp=1"
-            )
         if same is not None and stage > 0:
             named["input_args"] = _parts(named["input_args"], same)
         if same is not None and stage < num_stages - 1:
@@ -224,7 +215,7 @@ def _cut(value: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def _join(part: Tensor, shape: torch.Size, group: dist.ProcessGroup) -> Tensor:
     whole = part.new_empty(shape)
-    all_gather(whole.view(-1), part.contiguous(), group=group)
+    dist.all_gather_single(whole.view(-1), part.contiguous(), group=group)
     return whole
 
 
