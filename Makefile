@@ -1,5 +1,5 @@
-# All but test-old happens in .venv; `make` builds it once, and again only when what it depends on
-# changes.
+# All but test-old, trainer-old and trainer-new happens in .venv; `make` builds it once, and again
+# only when what it depends on changes.
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
@@ -12,6 +12,7 @@ OLD_TESTS := tests/dataio tests/shuffle tests/importance tests/faults \
   --ignore=tests/faults/test_kill.py --ignore=tests/faults/test_run_faults.py \
   --deselect=tests/faults/test_bad_input.py::test_wrong_settings_are_refused \
   --deselect=tests/faults/test_bad_input.py::test_launchers_that_disagree_are_refused # of the trainer too
+TRAINER_TESTS := tests/trainer
 # The part of it that CI runs: what calls NumPy, Arrow and torch most.
 OLD_IN_CI := tests/dataio/source tests/dataio/plan tests/dataio/rows tests/shuffle tests/importance
 # 0: `make check` leaves it out; 1: a set that cannot be installed is an error; auto: it is reported.
@@ -28,8 +29,8 @@ WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-ci test-all test-old old check lint types imports docs beside \
-  failed-beside format clean
+.PHONY: help install demo test test-ci test-all test-old old trainer-old \
+  trainer-new check lint types imports docs beside failed-beside format clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -90,6 +91,21 @@ old: ## Run the part of test-old that CI runs, on 3 GB that it downloads (OLD=0:
 	elif [ "$(OLD)" = 1 ]; then exit 1; \
 	else echo "make: left out: the tests on the oldest versions" >&2; fi
 
+# Both ends of the range in tonari/trainer/torch_range.py. What needs torchvision is skipped.
+trainer-old: TORCH := 2.13.0
+trainer-new: TORCH := 2.15.0
+trainer-old: ## Run the trainer's tests on the oldest torch that it takes
+trainer-new: ## Run the trainer's tests on the newest torch that it takes
+
+trainer-old trainer-new:
+	@test -e .venv-$@/.installed || { \
+	  echo "Installing torch $(TORCH) into .venv-$@; this may download 3 GB, and takes 6 of the disk" && \
+	  $(PYTHON) -m venv .venv-$@ && grep -vE '^(torch|torchvision|setuptools)==' constraints.txt \
+	    > .venv-$@/constraints.txt && .venv-$@/bin/python -m pip install --quiet \
+	    -c .venv-$@/constraints.txt torch==$(TORCH) -e ".[all,hf,test]" && touch .venv-$@/.installed; }
+	@PATH="$(CURDIR)/.venv-$@/bin:$$PATH" .venv-$@/bin/pytest -n $(WORKERS) --dist worksteal \
+	  -m "not (nightly or slow or lab)" $(TRAINER_TESTS) $(ARGS)
+
 check: lint ## All of CI: format and lint, then imports, site, types and oldest versions beside tests
 	@rm -rf $(BESIDE_LOGS)
 	@$(MAKE) --no-print-directory --keep-going -j2 beside test-ci || \
@@ -130,4 +146,4 @@ format: $(STAMP) ## Format, and fix what can be fixed
 	@$(VENV)/bin/ruff check --fix
 
 clean: ## Remove .venv and every cache
-	rm -rf $(VENV) $(OLD_VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(OLD_VENV) .venv-trainer-* build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -5,12 +5,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
-from torch.autograd import profiler
 from torch.profiler import record_function
 
 from dataio.batch.figures import Figures
 from dataio.batch.gather import Gather
 from dataio.batch.lookup import Pick
+from dataio.batch.profiling import is_profiling
 from dataio.plan.epoch import EpochPlan
 from dataio.plan.order import Order, StepsBlock
 from dataio.rows.samples import Batch
@@ -205,7 +205,7 @@ class BatchFeed:
 
 
 def _next(batches: Iterator[Batch]) -> Batch:
-    if not profiler._is_profiler_enabled:
+    if not is_profiling():
         return next(batches)
     with record_function("tonari: wait for a batch"):
         return next(batches)

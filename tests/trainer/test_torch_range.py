@@ -23,12 +23,14 @@ NOTICE = (
 def old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process with torch 2.4, which has not imported the trainer yet."""
     monkeypatch.setattr(torch, "__version__", "2.4.0+cu121")
-    for name in [name for name in sys.modules if name.split(".")[0] == "trainer"]:
+    for name in [name for name in sys.modules if name.startswith("tonari.trainer")]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("tonari.trainer", raising=False)
 
 
 @pytest.mark.parametrize(
-    "version", ["2.13.0", "2.13.1+cpu", "2.14.0a0+gitfe42b", "2.15.0a0+50eac811a6.nv26.09"]
+    "version",
+    ["2.13.0", "2.13.1+cpu", "2.14.0a0+gitfe42b", "2.15.0a0+50eac811a6.nv26.09"],
 )
 def test_any_build_within_the_range_is_taken(version: str) -> None:
     check_torch(version)
@@ -43,7 +45,7 @@ def test_any_other_is_refused(version: str) -> None:
 @pytest.mark.usefixtures("old_torch")
 def test_importing_the_trainer_or_a_part_of_it_raises_that_one_message() -> None:
     with pytest.raises(ImportError, match=NOTICE):
-        pass
+        import tonari.trainer
     with pytest.raises(ImportError, match=NOTICE):
         import tonari.trainer.config.config  # noqa: F401
 
@@ -83,7 +85,7 @@ def test_the_oldest_python_is_the_doctors_too() -> None:
 
 def test_the_data_layer_is_imported_without_the_trainer() -> None:
     program = (
-        "import sys; sys.modules['trainer'] = None\n"
+        "import sys; sys.modules['tonari.trainer'] = None\n"
         "import dataio, shuffle, shuffle.models, importance, tonari.pack.command\n"
         "import tonari.cache.command, tonari.doctor, tonari.simulate.command\n"
     )

@@ -6,20 +6,20 @@ of a real job, operator by operator, in ``tests/oracle``.
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import ScriptObject, Tensor
-from torch.distributed import ProcessGroup, Work
+from torch.distributed import Work
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import flop_registry
 from typing_extensions import Self
 
 from tonari.trainer.models.absent import Absent
-from tonari.trainer.private.dispatch import TorchDispatchMode
-from tonari.trainer.private.messages import resolve_process_group, waits_replaced
+from tonari.trainer.private.dispatch import TorchDispatchMode, schema_of
+from tonari.trainer.private.messages import groups_of, waits_replaced
 from tonari.trainer.private.storages import resize_replaced, storage_id
 from tonari.trainer.private.trees import tree_leaves
 
@@ -301,7 +301,7 @@ def _operator(
 
 
 def _writes(func: Any) -> bool:
-    return bool(func._schema.is_mutable)
+    return bool(schema_of(func).is_mutable)
 
 
 def _is_shared(made: list[Tensor], given: list[Tensor]) -> bool:
@@ -317,7 +317,7 @@ def _message(
     func: Any, args: tuple[Any, ...], given: list[Tensor], made: list[Tensor]
 ) -> Message | None:
     kind = MESSAGES.get(func.overloadpacket.__name__)
-    group = next(_groups(args), None)
+    group = next(groups_of(args), None)
     if kind is None or group is None:
         return None
     ranks = tuple(torch.distributed.get_process_group_ranks(group))
@@ -335,15 +335,3 @@ def _tensor_lists(args: tuple[Any, ...]) -> list[list[Tensor]]:
     """List the tensors of each argument: what goes in as a whole, and what comes out."""
     parts = [[leaf for leaf in tree_leaves(arg) if isinstance(leaf, Tensor)] for arg in args]
     return [part for part in parts if part]
-
-
-def _groups(args: tuple[Any, ...]) -> Iterator[ProcessGroup]:
-    for arg in args:
-        if isinstance(arg, ScriptObject) and "ProcessGroup" in str(arg._type()):
-            yield ProcessGroup.unbox(arg)
-    for arg in args:
-        if isinstance(arg, str):
-            try:
-                yield resolve_process_group(arg)  # type: ignore[arg-type]
-            except (LookupError, RuntimeError, ValueError):  # the name of how to reduce
-                continue

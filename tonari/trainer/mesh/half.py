@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tonari.trainer.mesh.hooked import put_hooks
 from tonari.trainer.private import foreach
 from tonari.trainer.private.autograd import call_after_backward, preserve_versions
+from tonari.trainer.private.modules import hooks_of, parameters_of
 from tonari.trainer.private.trees import tree_leaves, tree_map
 
 
@@ -91,7 +92,7 @@ class Half:
     def _find(self) -> None:
         numbers: dict[nn.Parameter, int] = {}
         for module in self._part.modules():
-            for name, parameter in module._parameters.items():
+            for name, parameter in parameters_of(module).items():
                 if parameter is not None and parameter.is_floating_point():
                     number = numbers.setdefault(parameter, len(numbers))
                     self._places.append((module, name, number))
@@ -100,13 +101,13 @@ class Half:
             nn.Parameter(torch.empty_like(whole, dtype=torch.bfloat16)) for whole in self._wholes
         ]
         for whole, half in zip(self._wholes, self._halves, strict=True):
-            if whole._backward_hooks:
-                put_hooks(whole._backward_hooks, half)
+            if hooks := hooks_of(whole):
+                put_hooks(hooks, half)
 
     def _put(self, parameters: list[nn.Parameter]) -> None:
         for module, name, number in self._places:
             if type(module).__setattr__ is nn.Module.__setattr__:
-                module._parameters[name] = parameters[number]
+                parameters_of(module)[name] = parameters[number]
             else:  # such as an LSTM's, which keeps a list of them besides
                 setattr(module, name, parameters[number])
 

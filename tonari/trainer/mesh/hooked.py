@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.models.staged import StagedModel
+from tonari.trainer.private.modules import has_late_hooks, hooks_of, parameters_of
 
 Hooks = Mapping[int, Callable[[Tensor], Tensor | None]]
 """As torch keeps those of a tensor, so that one that the caller removes is gone."""
@@ -23,7 +24,7 @@ Hooks = Mapping[int, Callable[[Tensor], Tensor | None]]
 def hooks_on(model: nn.Module) -> dict[str, Hooks]:
     """Find the hooks on gradients of a model's weights, by name."""
     named = model.named_parameters(remove_duplicate=False)
-    return {name: its._backward_hooks for name, its in named if its._backward_hooks}
+    return {name: hooks for name, its in named if (hooks := hooks_of(its))}
 
 
 def check_hooks(model: StagedModel, mesh: DeviceMesh, *, is_whole: bool) -> None:
@@ -43,7 +44,7 @@ def check_hooks(model: StagedModel, mesh: DeviceMesh, *, is_whole: bool) -> None
             "gradient, of which a rank of tp may have a part; leave mesh.tp out, or do it in "
             "forward"
         )
-    late = [name for name, its in model.named_parameters() if its._post_accumulate_grad_hooks]
+    late = [name for name, its in model.named_parameters() if has_late_hooks(its)]
     if late and not is_whole:
         raise ConfigError(
             f"the weight {_plain(late[0])} has a hook that is called once its gradient is added "
@@ -56,9 +57,9 @@ def carry_hooks(hooks: Mapping[str, Hooks], part: nn.Module) -> None:
     """Put hooks on the weights of a part that took the places of those that had them."""
     sharded: list[tuple[nn.Module, str, Hooks]] = []
     for path, module in part.named_modules(remove_duplicate=False):
-        for name, parameter in module._parameters.items():
+        for name, parameter in parameters_of(module).items():
             found = hooks.get(f"{path}.{name}" if path else name)
-            if found is None or parameter is None or parameter._backward_hooks is found:
+            if found is None or parameter is None or hooks_of(parameter) is found:
                 continue
             if isinstance(parameter, DTensor):
                 sharded.append((module, name, found))
@@ -72,7 +73,7 @@ def carry_hooks(hooks: Mapping[str, Hooks], part: nn.Module) -> None:
     def put(*_: object) -> None:
         # Whole weights are other tensors, the same in each step, which are here once gathered.
         for module, name, found in sharded:
-            whole = module._parameters[name]
+            whole = parameters_of(module)[name]
             if whole is not None and not isinstance(whole, DTensor) and id(whole) not in done:
                 done[id(whole)] = whole
                 put_hooks(found, whole)

@@ -6,6 +6,7 @@ from torch.distributed.tensor import DTensor
 
 from tonari.trainer.models.deferred import Recording
 from tonari.trainer.models.staged import StagedModel
+from tonari.trainer.private.modules import apply, buffers_of, parameters_of
 from tonari.trainer.private.placements import compute_local_shape_and_global_offset
 
 
@@ -23,7 +24,7 @@ def materialize(part: StagedModel, device: str, *, offload: bool = False) -> Non
     # A tied weight is made once, and stays one.
     made: dict[int, Tensor] = {}
     for path, module in part.named_modules(remove_duplicate=False):
-        for held in (module._parameters, module._buffers):
+        for held in (parameters_of(module), buffers_of(module)):
             for name, value in held.items():
                 if value is None or not value.is_meta:
                     continue
@@ -33,7 +34,7 @@ def materialize(part: StagedModel, device: str, *, offload: bool = False) -> Non
                     made[id(value)] = _make(value, full_name, part.recording, where)
                 held[name] = made[id(value)]
     # Sharded modules look at their parameters anew; what is no parameter moves to the device.
-    part._apply(lambda each: each if isinstance(each, DTensor) else each.to(device))  # type: ignore[no-untyped-call]
+    apply(part, lambda each: each if isinstance(each, DTensor) else each.to(device))
 
 
 def own_part(value: Tensor) -> tuple[Tensor, tuple[int, ...]]:

@@ -32,6 +32,7 @@ from tonari.trainer.models.staged import StagedModel, aliases_of, copied, withou
 from tonari.trainer.models.styles import replicate_rest
 from tonari.trainer.private.compiling import find_cpp_compiler
 from tonari.trainer.private.norms import BatchNorm
+from tonari.trainer.private.sharding import flattened, joined
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -322,5 +323,5 @@ def _data_parallel(mesh: DeviceMesh) -> DeviceMesh:
     if mesh["cp"].size() == 1:
         return mesh["dp_replicate", "dp_shard"] if replicated else mesh["dp_shard"]
     # Ranks of one sequence hold the same parameters, so that these are sharded over them as well.
-    sharing = mesh["dp_shard", "cp"]._flatten("dp_shard_cp")
-    return DeviceMesh._concatenate([mesh["dp_replicate"], sharing]) if replicated else sharing
+    sharing = flattened(mesh["dp_shard", "cp"], "dp_shard_cp")
+    return joined([mesh["dp_replicate"], sharing]) if replicated else sharing

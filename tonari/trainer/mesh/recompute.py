@@ -18,6 +18,7 @@ from tonari.trainer.models.staged import StagedModel, without_data
 from tonari.trainer.models.trace import leaves
 from tonari.trainer.private.autograd import version_of
 from tonari.trainer.private.dispatch import OpOverload
+from tonari.trainer.private.modules import buffers_of, set_buffers
 from tonari.trainer.private.storages import storage_id
 from tonari.trainer.private.trees import tree_flatten, tree_unflatten
 
@@ -219,9 +220,12 @@ class _Repeated:
         self._block, self._context = block, context
 
     def __enter__(self) -> None:
-        self._kept = [(each, each._buffers) for each in self._block.modules() if each._buffers]
+        self._kept = [
+            (each, buffers_of(each)) for each in self._block.modules() if buffers_of(each)
+        ]
         for module, buffers in self._kept:
-            module._buffers = {name: b if b is None else b.clone() for name, b in buffers.items()}
+            copies = {name: b if b is None else b.clone() for name, b in buffers.items()}
+            set_buffers(module, copies)
         self._context.__enter__()
 
     def __exit__(
@@ -232,7 +236,7 @@ class _Repeated:
     ) -> None:
         self._context.__exit__(kind, error, trace)
         for module, buffers in self._kept:
-            module._buffers = buffers
+            set_buffers(module, buffers)
         if isinstance(error, RuntimeError) and "has been mutated" in str(error):
             raise ConfigError(
                 f"{type(self._block).__name__} changes in place what a product, a convolution or "

@@ -5,6 +5,10 @@ computation of all blocks up to the next one to hide behind. Copies of a block b
 pass makes what autograd keeps; they come back while the next swapped block goes backward. So at
 most two blocks' activations are on the device at a time, beside those of blocks that do not swap.
 
+Not by torch's ``save_on_cpu``, nor by the ``offload_wrapper`` that calls it: they copy each tensor
+that autograd keeps, weights and views of the same memory too, along the stream that computes, which
+waits for each copy, there and back. FSDP's ``CPUOffloadPolicy`` moves parameters, not activations.
+
 Sources: which blocks to swap, and which to compute again, Wahib et al., Scaling distributed deep
 learning workloads beyond the memory capacity with KARMA, SC 2020; torch's hooks on saved tensors.
 """

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from tonari.trainer.errors import ConfigError
+from tonari.trainer.private.modules import parameters_of
 
 Owners = Mapping[str, tuple[int, ...]]
 """Of each parameter that several stages have, by its first name: their numbers, ascending."""
@@ -44,7 +45,7 @@ def tie_again(part: nn.Module, before: Mapping[str, str]) -> None:
                 "split them alike, or neither"
             )
         owner, _, leaf = name.rpartition(".")
-        part.get_submodule(owner)._parameters[leaf] = kept
+        parameters_of(part.get_submodule(owner))[leaf] = kept
 
 
 def find_owners(names: Sequence[Iterable[str]]) -> Owners:

@@ -12,10 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from tonari.trainer.private.autograd import in_backward
+from tonari.trainer.private.modules import parameters_of
+from tonari.trainer.private.sharding import begin_unused, end_unused
 from tonari.trainer.private.trees import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 SHARING = ("dp_replicate", "dp_shard", "cp")
@@ -56,7 +58,7 @@ class Unequal:
         self._places = [
             (module, name, numbers[parameter])
             for module in part.modules()
-            for name, parameter in module._parameters.items()
+            for name, parameter in parameters_of(module).items()
             if parameter in numbers
         ]
         part.set_reduce_scatter_unused_params(True)
@@ -111,17 +113,13 @@ class Unequal:
 
     def _pass_over_one(self, block: nn.Module, values: Any) -> Any:
         """Have torch see a block between values and those who take them."""
-        state = fully_shard.state(block)  # type: ignore[attr-defined]
-        state._pre_forward(block, (), {})
-        for group in state._fsdp_param_groups:
-            values, _ = group._register_post_backward_hook((values,), {})
-            (values,) = values
+        values = begin_unused(block, values)
         # Not in the same memory as what came: torch warns of views.
         values = _copied(values)
         trains = any(parameter.requires_grad for parameter in block.parameters())
         if trains and not _needs_gradient(values):
             values = _with_gradient(values)
-        return state._post_forward(block, None, values)
+        return end_unused(block, values)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _mark(self, *_: object) -> None:
@@ -129,12 +127,12 @@ class Unequal:
         if len(self._marked) == len(self._trained) or not torch.is_grad_enabled():
             return
         for module, name, number in self._places:
-            whole = module._parameters[name]
+            whole = parameters_of(module)[name]
             if number not in self._marked and whole is not self._trained[number]:
                 assert whole is not None
                 self._marked[number] = whole
-                whole.register_hook(self._marking(number))  # type: ignore[no-untyped-call]
-                whole.register_post_accumulate_grad_hook(_make_dense)  # type: ignore[no-untyped-call]
+                whole.register_hook(self._marking(number))
+                whole.register_post_accumulate_grad_hook(_make_dense)
 
     def _marking(self, number: int) -> Callable[[Tensor], None]:
         return lambda _: self._used.add(number)

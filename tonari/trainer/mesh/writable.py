@@ -5,6 +5,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from tonari.trainer.private.autograd import is_view
 from tonari.trainer.private.trees import tree_map
 
 
@@ -47,4 +48,4 @@ def _give_no_views(block: nn.Module, args: Any, given: Any) -> Any:
 
 
 def _no_view(value: Any) -> Any:
-    return writable(value) if isinstance(value, Tensor) and value._is_view() else value
+    return writable(value) if isinstance(value, Tensor) and is_view(value) else value

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.models.fake import written
-from tonari.trainer.private.dispatch import disabled_torch_function
+from tonari.trainer.private.dispatch import disabled_torch_function, make_wrapper
 from tonari.trainer.private.trees import tree_leaves, tree_map
 
 aten = torch.ops.aten
@@ -51,7 +51,7 @@ class Absent(Tensor):
 
     @staticmethod
     def __new__(cls, like: Tensor, *, device: torch.device, what: str, reach: Reach) -> "Absent":
-        made: Absent = Tensor._make_wrapper_subclass(
+        made: Absent = make_wrapper(
             cls, like.size(), strides=like.stride(), dtype=like.dtype, layout=like.layout,
             device=device, requires_grad=False,
         )  # fmt: skip

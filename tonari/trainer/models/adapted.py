@@ -49,6 +49,14 @@ from tonari.trainer.models.trace import (
     without_fast_path,
 )
 from tonari.trainer.models.unchanged import without_trace
+from tonari.trainer.private.autograd import is_view
+from tonari.trainer.private.modules import (
+    apply_plainly,
+    buffers_of,
+    children_of,
+    parameters_of,
+    unsaved_buffers_of,
+)
 from tonari.trainer.private.trees import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 logger = logging.getLogger(__name__)
@@ -199,11 +207,12 @@ class Adapted(StagedModel):
         own = {module for number in blocks for module in self._block(number).modules()}
         dropped = {module for number in others for module in self._block(number).modules()} - own
         # What an own block has too is found there alone, as sharding has to find it once.
-        twice = {id(each) for module in own for each in module._parameters.values()}
+        twice = {id(each) for module in own for each in parameters_of(module).values()}
         for module in dropped:
-            for name, child in module._modules.items():
+            children = children_of(module)
+            for name, child in children.items():
                 if child in own:
-                    module._modules[name] = None
+                    children[name] = None
         for path, module in list(self.wrapped.named_modules()):
             changed = frozenset(found.phases) if module in dropped else found.changed
             prefix = f"{path}." if path else ""
@@ -234,16 +243,17 @@ class Adapted(StagedModel):
             The module and the name of each of them.
         """
         gone = []
-        for held in (module._parameters, module._buffers):
+        buffers, unsaved = buffers_of(module), unsaved_buffers_of(module)
+        for held in (parameters_of(module), buffers):
             for name, value in list(held.items()):
                 path = f"{prefix}{name}"
                 if value is None or (path in here and id(value) not in gone_too):
                     continue
-                if held is module._buffers and path not in changed:
-                    module._non_persistent_buffers_set.add(name)
+                if held is buffers and path not in changed:
+                    unsaved.add(name)
                     continue
                 del held[name]
-                module._non_persistent_buffers_set.discard(name)
+                unsaved.discard(name)
                 # A model without data takes this as what it will be.
                 device = torch.device("cpu") if value.is_meta else value.device
                 what = f"{path} of {type(self.wrapped).__name__}"
@@ -450,7 +460,7 @@ class Adapted(StagedModel):
         if self._first and self._last:
             # It may compute in another precision now.
             self._trace, self._is_checked = None, False
-        applied = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        applied = apply_plainly(self, fn, recurse)
         for module, name in self._hollow:
             before = vars(module)[name]
             zero = fn(torch.zeros((), dtype=before.dtype, device=before.device))
@@ -560,7 +570,7 @@ class Adapted(StagedModel):
 
     def _block(self, number: int) -> nn.Module:
         owner, name = self._owners[number]
-        block = owner._modules[name]
+        block = children_of(owner)[name]
         assert block is not None, "found when this was made"
         return block
 
@@ -672,10 +682,10 @@ class _Following(TorchFunctionMode):
 def _sendable(value: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Make a tensor one that is sent as it lies in memory, and that hooks stay on."""
     if dtype is None:
-        return value.clone() if value._is_view() else value
+        return value.clone() if is_view(value) else value
     if value.dtype != dtype:
         value = value.to(dtype)
-    value = value.clone() if value._is_view() else value
+    value = value.clone() if is_view(value) else value
     return value.contiguous()
 
 

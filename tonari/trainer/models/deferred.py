@@ -23,7 +23,8 @@ from tonari.trainer.models.fake import written
 from tonari.trainer.models.seeded import seeded
 from tonari.trainer.models.staged import StagedModel
 from tonari.trainer.models.tape import Constant, Entry, Tape, View, storages
-from tonari.trainer.private.dispatch import DisableTorchFunction, TorchDispatchMode
+from tonari.trainer.private.dispatch import DisableTorchFunction, TorchDispatchMode, schema_of
+from tonari.trainer.private.modules import buffers_of, parameters_of
 from tonari.trainer.private.storages import storage_id
 from tonari.trainer.private.trees import tree_leaves, tree_map
 
@@ -143,9 +144,9 @@ def _finish(model: StagedModel, known: "_DeferredOperations") -> None:
         if not value.is_meta
     }
     for module in model.modules():
-        for held in (module._parameters, module._buffers):
+        for held in (parameters_of(module), buffers_of(module)):
             for name, value in held.items():
-                held[name] = empty.get(id(value), value)  # type: ignore[assignment]
+                held[name] = empty.get(id(value), value)
     named = [
         *model.named_parameters(remove_duplicate=False),
         *model.named_buffers(remove_duplicate=False),
@@ -199,7 +200,7 @@ class _DeferredOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         without_data = any(each.is_meta for each in tensors)
-        if any(argument.name == "device" for argument in func._schema.arguments):
+        if any(argument.name == "device" for argument in schema_of(func).arguments):
             device = torch.device(kwargs.get("device") or "cpu")
             if device.type not in ("cpu", "meta"):
                 raise NotRecordedError(f"{func} makes a tensor on {device}")
@@ -211,7 +212,7 @@ class _DeferredOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif not without_data:
             return func(*args, **kwargs)
         changed = written(func, args, kwargs)
-        returns = any("Tensor" in str(each.type) for each in func._schema.returns)
+        returns = any("Tensor" in str(each.type) for each in schema_of(func).returns)
         if any(not each.is_meta for each in changed) or not (changed or returns):
             # It changes a real tensor, or gives Python a value.
             return func(*self.real(args), **self.real(kwargs))

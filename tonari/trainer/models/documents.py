@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from tonari.trainer.models.staged import StagedModel
+from tonari.trainer.private.autograd import is_view
 
 Mask = Tensor | BlockMask
 """Who looks at whom: bool[..., places, places], or blocks of it, which flex attention takes."""
@@ -113,7 +114,7 @@ class DocumentModel(StagedModel):
             return hidden.contiguous(), documents
         hidden = self.head(hidden)
         # See StagedModel.
-        return hidden.clone() if hidden._is_view() else hidden
+        return hidden.clone() if is_view(hidden) else hidden
 
     def input_shape(self, batch_size: int) -> Any:
         """Describe what this stage takes, as one or two meta tensors."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from tonari.trainer.private.dispatch import TorchDispatchMode
+from tonari.trainer.private.dispatch import TorchDispatchMode, schema_of
 from tonari.trainer.private.fakes import LOGGER, FakeTensorMode
 from tonari.trainer.private.trees import tree_leaves
 
@@ -42,7 +42,7 @@ def written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list
     """List the tensors that an operation changes."""
     given = [
         args[position] if position < len(args) else kwargs.get(argument.name)
-        for position, argument in enumerate(func._schema.arguments)
+        for position, argument in enumerate(schema_of(func).arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
     return [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]

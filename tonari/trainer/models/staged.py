@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.models.hub import HubFormat
 from tonari.trainer.models.unchanged import without_trace
+from tonari.trainer.private.autograd import is_view
 from tonari.trainer.private.trees import tree_leaves
 
 M = TypeVar("M", bound=nn.Module)
@@ -60,7 +61,7 @@ class StagedModel(nn.Module, ABC):
         if self.head is not None:
             values = self.head(values)
         # FSDP hooks on to what comes out, where a view (of logits gathered over tp) may lose hooks.
-        values = values.clone() if values._is_view() else values
+        values = values.clone() if is_view(values) else values
         # A pipeline sends it on as it lies in memory.
         return values if self.head is not None else values.contiguous()
 

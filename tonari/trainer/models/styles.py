@@ -16,7 +16,9 @@ from torch.distributed.tensor import (
     Shard,
     distribute_tensor,
 )
-from torch.distributed.tensor.parallel import ParallelStyle
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+
+from tonari.trainer.private.modules import share_parameters
 
 
 class LocalPart(ParallelStyle):
@@ -64,7 +66,8 @@ class LocalPart(ParallelStyle):
         input_gradient = Partial() if split else self.takes
         # Shares the layer's parameters, which FSDP exchanges in place, but not its hooks.
         layer = nn.Module()
-        layer._parameters, layer.forward = module._parameters, module.forward
+        share_parameters(layer, module)
+        layer.forward = module.forward
 
         def forward(*given: Any, **named: Any) -> Any:
             if given and isinstance(given[0], Tensor):
@@ -108,7 +111,7 @@ def replicate_rest(module: nn.Module, mesh: DeviceMesh) -> None:
     for layer in module.modules():
         own = list(layer.parameters(recurse=False))
         if own and not any(isinstance(parameter, DTensor) for parameter in own):
-            LocalPart()._apply(layer, mesh)
+            parallelize_module(layer, mesh, LocalPart())
 
 
 def split_convolution() -> LocalPart:

@@ -27,9 +27,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tonari.trainer.models.absent import Absent
 from tonari.trainer.private.compiling import is_compiler_imported
+from tonari.trainer.private.modules import parameters_of
 
 OURS = ("dataio", "tonari", "shuffle", "importance")
 LIBRARIES = frozenset({*sys.stdlib_module_names, *OURS, "torch", "numpy", "PIL", "_pytest"})
@@ -170,7 +172,7 @@ class _Held:
             return
         if not value.is_meta:
             own = value.detach()
-            copy = getattr(own, "_local_tensor", own).clone()
+            copy = _local_part(own).clone()
             self._undo.append(lambda: _copy_back(value, own, copy))
 
     def _note_items(self, value: Any) -> None:
@@ -196,7 +198,7 @@ class _Held:
         attributes = _own_dict(value)
         if attributes is not None and isinstance(value, nn.Module):
             # FSDP keeps whole weights here at times, and knows which: they are not ours to change.
-            weights = attributes.get("_parameters", {})
+            weights = parameters_of(value)
             self._seen[id(weights)] = weights
             self._ahead += weights.values()
         self._ahead.append(attributes)
@@ -327,9 +329,13 @@ def _set(generator: torch.Generator, state: Tensor) -> None:
     generator.set_state(state)
 
 
+def _local_part(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
 @torch.no_grad()
 def _copy_back(value: Tensor, own: Tensor, before: Tensor) -> None:
-    local = getattr(own, "_local_tensor", own)
+    local = _local_part(own)
     if local is own and value.data_ptr() != own.data_ptr():
         value.data = own  # it was given other memory
     # Not written where nothing has changed: autograd would count it as a change.

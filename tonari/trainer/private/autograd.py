@@ -1,9 +1,10 @@
 """Where a backward pass is, and what it may not notice.
 
 Why: a recomputed block has to know that it runs inside of a backward pass; copies of gradients are
-made once, behind it; and parameters are filled with other numbers between two passes without
-autograd's complaint about changed values. Public instead: none (a hook on all parameters fires
-per parameter, and not for those without a gradient).
+made once, behind it; what a module changes in place must be seen, and may be no view; parameters
+are filled with other numbers between two passes without autograd's complaint about changed values.
+Public instead: none (a hook on all parameters fires per parameter, and not for those without a
+gradient).
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import torch
 from torch.autograd import Variable
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserve_versions
 
-__all__ = ["call_after_backward", "in_backward", "preserve_versions", "version_of"]
+__all__ = ["call_after_backward", "in_backward", "is_view", "preserve_versions", "version_of"]
 
 
 def in_backward() -> bool:
@@ -28,3 +29,8 @@ def call_after_backward(function: Callable[[], None]) -> None:
 def version_of(tensor: torch.Tensor) -> int:
     """Count how often a tensor was changed in place."""
     return tensor._version
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a view to autograd."""
+    return tensor._is_view()

@@ -7,15 +7,26 @@ function let a class with ``__torch_function__`` be used as the plain tensor tha
 instead: `torch.overrides.TorchFunctionMode` sees calls of functions, not operators of backward.
 """
 
+from typing import Any
+
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+
+make_wrapper: Any = torch.Tensor._make_wrapper_subclass
+"""Make a tensor of a class of ours: a shape, a dtype and a device, without memory."""
 
 DisableTorchFunction = torch._C.DisableTorchFunction
 disabled_torch_function = torch._C._disabled_torch_function_impl
 
 __all__ = [
     "DisableTorchFunction", "OpOverload", "TorchDispatchMode", "disable_current_modes",
-    "disabled_torch_function", "is_traceable_wrapper_subclass",
+    "disabled_torch_function", "is_traceable_wrapper_subclass", "make_wrapper",
+    "schema_of",
 ]  # fmt: skip
+
+
+def schema_of(operator: Any) -> Any:
+    """Give an operator's arguments and returns, with those that it writes to."""
+    return operator._schema

@@ -6,21 +6,28 @@ step records who waits for which message, so it has to see every ``wait``. Publi
 do not export them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 from unittest import mock
 
 import torch.distributed._functional_collectives as functional_collectives
-from torch._C._distributed_c10d import FakeWork, HashStore, Store, TCPStore, Work
-from torch._C._distributed_c10d import _resolve_process_group as resolve_process_group
-from torch.distributed import distributed_c10d
+from torch import ScriptObject
+from torch._C._distributed_c10d import (
+    FakeWork,
+    HashStore,
+    Store,
+    TCPStore,
+    Work,
+    _resolve_process_group,
+)
+from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 __all__ = [
     "AsyncCollectiveTensor", "HashStore", "Store", "TCPStore",
-    "functional_collectives", "limit_waits_of_groups", "resolve_process_group", "waits_replaced",
+    "functional_collectives", "groups_of", "limit_waits_of_groups", "waits_replaced",
 ]  # fmt: skip
 
 
@@ -38,3 +45,16 @@ def waits_replaced(
 ) -> list[AbstractContextManager[Any]]:
     """Put what ``make`` makes of it in place of ``wait`` of messages, while these are entered."""
     return [mock.patch.object(kind, "wait", make(kind.wait)) for kind in (Work, FakeWork)]
+
+
+def groups_of(args: tuple[Any, ...]) -> Iterator[ProcessGroup]:
+    """Find the groups among the arguments of an operator that sends a message."""
+    for arg in args:
+        if isinstance(arg, ScriptObject) and "ProcessGroup" in str(arg._type()):
+            yield ProcessGroup.unbox(arg)
+    for arg in args:
+        if isinstance(arg, str):
+            try:
+                yield _resolve_process_group(arg)  # type: ignore[arg-type]
+            except (LookupError, RuntimeError, ValueError):  # the name of how to reduce
+                continue

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from tonari.trainer.mesh.parallelize import average_buffers
 from tonari.trainer.private import foreach
+from tonari.trainer.private.modules import buffers_of
 
 
 class WeightAverage:
@@ -41,7 +42,7 @@ class WeightAverage:
         buffers = [name for name, its in whole.named_buffers() if its.is_floating_point()]
         # By their places: a module may put another tensor there in a forward pass.
         self._places = [
-            (whole.get_submodule(path)._buffers, name)
+            (buffers_of(whole.get_submodule(path)), name)
             for path, _, name in (each.rpartition(".") for each in buffers)
         ]
         with torch.no_grad():

@@ -26,6 +26,7 @@ from tonari.trainer.mesh.randomness import Randomness
 from tonari.trainer.models import Adapted, StagedModel, deferred, seeded
 from tonari.trainer.models.trace import Inputs, call, extra_losses, pick_logits
 from tonari.trainer.private.dispatch import TorchDispatchMode
+from tonari.trainer.private.norms import NormWithStatistics
 from tonari.trainer.private.trees import tree_leaves, tree_map
 from tonari.trainer.run.build import make_model, make_task
 from tonari.trainer.run.optimizers import build_optimizer
@@ -312,7 +313,7 @@ class Plain:
         first = batches[0]
         if self.draws:
             self.why = "it draws"
-        elif any(isinstance(each, nn.modules.batchnorm._NormBase) for each in before[0].modules()):
+        elif any(isinstance(each, NormWithStatistics) for each in before[0].modules()):
             self.why = "its batch statistics are those of a microbatch"
         elif self._has_extra:
             self.why = "the loss that it gives beside its logits is that of a microbatch"
