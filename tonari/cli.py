@@ -51,6 +51,10 @@ COMMANDS = {
         "time this node, and a step of a job on it, for plan",
     ),
     "plan": ("tonari.plan.command", "say what a step of a job takes, before it runs"),
+    "search": (
+        "tonari.plan.search_command",
+        "list the fastest meshes for a job on a cluster that a file describes",
+    ),
     "doctor": ("tonari.doctor", "check this machine: MPI, torch, cache directory, limits"),
 }
 

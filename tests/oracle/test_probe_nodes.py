@@ -114,7 +114,7 @@ def test_nodes_that_were_asked_for_and_are_not_there_are_an_error(tmp_path, caps
     plan = ["plan", str(path), "--cluster", str(kept)]
     assert main([*plan, "--probe", str(kept)]) == 1
     assert "--cluster is a probe of one node" in capsys.readouterr().err
-    assert main([*plan, "--search", "--world", "2"]) == 2
+    assert main(["search", *plan[1:], "--world", "2"]) == 2
     assert "by the [device] of a machine's file" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""`tonari plan --search`, as a user runs it."""
+"""`tonari search`, as a user runs it."""
 
 import json
 from pathlib import Path
@@ -12,9 +12,7 @@ from tonari.oracle.cluster.cluster import load_cluster
 from tonari.plan.search import data_choices, format_s
 
 H100 = ROOT / "examples" / "clusters" / "h100.toml"
-
-
-SEARCH = ("--search", "--cluster", str(H100), "--world", "4")
+MACHINE = ("--cluster", str(H100), "--world", "4")
 
 
 @pytest.fixture
@@ -25,7 +23,7 @@ def settings(tmp_path):
 
 
 def test_the_fastest_meshes_of_a_machine_are_listed(settings, tmp_path, capsys):
-    command = ["plan", settings, "--search", "--cluster", str(H100), "--world", "4"]
+    command = ["search", settings, *MACHINE]
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["global_batch_size"] == 4 * 8
@@ -58,20 +56,37 @@ def test_a_time_is_shown_by_its_size(seconds, words):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ((), "give --probe FILE, as tonari probe wrote it, or --search"),
-        (("--search", "--world", "4"), "--search needs --cluster FILE and --world N"),
-        (("--search", "--explain"), "--explain is for --probe"),
-        (("--search", "--timeline", "a.json"), "--timeline is for --probe"),
-        (("--search", "--cluster", str(H100)), "--search needs --cluster FILE and --world N"),
-        ((*SEARCH, "--hidden", "0.3"), "--try and --hidden choose for epochs; with --search give"),
-        ((*SEARCH, "--data", "1", "--probe", "a"), "--data and --probe both describe the data"),
-        (("--probe", "a", "--data", "1"), "--data is for --search"),
-        (("--probe", "a", "--hidden", "0", "--hidden", "0.3"), "several --hidden are for --search"),
+        (("plan",), "required: --probe"),
+        (("plan", "--probe", "a", "--data", "1"), "unrecognized arguments: --data"),
+        (("plan", "--probe", "a", "--hidden", "1"), "--hidden: 1, expected a share in [0, 1)"),
+        (("search",), "required: --cluster, --world"),
+        (("search", "--cluster", str(H100)), "required: --world"),
+        (("search", "--cluster", str(H100), "--world", "0"), "--world: 0, expected a number >= 1"),
+        (("search", *MACHINE, "--explain"), "unrecognized arguments: --explain"),
+        (("search", *MACHINE, "--from", "run"), "unrecognized arguments: --from"),
+        (("search", *MACHINE, "--timeline", "a.json"), "unrecognized arguments: --timeline"),
+        (("search", *MACHINE, "--data", "1", "--probe", "a"), "not allowed with argument --data"),
+        (("search", *MACHINE, "--hidden", "x"), "--hidden: x, expected a share in [0, 1)"),
     ],
 )
-def test_what_a_search_needs_is_asked_for(settings, capsys, given, words):
-    assert main(["plan", settings, *given]) == 2
+def test_each_command_names_what_it_needs_and_does_not_know(settings, capsys, given, words):
+    command, *options = given
+    assert main([command, settings, *options]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_choices_of_epochs_are_priced_for_the_files_of_the_config(settings, tmp_path, capsys):
+    command = ["search", settings, *MACHINE, "--hidden", "0.3"]
+    assert main(command) == 1
+    assert "--data files: data.train: absent.txt cannot be read" in capsys.readouterr().err
+    text = tmp_path / "text.txt"
+    text.write_text("To be, or not to be. " * 500)
+    command.append(f"data.train={str(text)!r}")
+    assert main([*command, "--data", "files"]) == 0
+    counted = capsys.readouterr().out
+    assert "the first, in parts of its epoch: " in counted
+    assert main(command) == 0
+    assert capsys.readouterr().out == counted
 
 
 def test_a_choice_names_what_it_hides(settings):
@@ -87,11 +102,11 @@ def test_a_choice_names_what_it_hides(settings):
 
 
 def test_what_computes_a_step_is_not_for_the_user_to_try(settings, capsys):
-    assert main(["plan", settings, *SEARCH, "--data", "100", "--try", "mesh.pp=2"]) == 1
+    assert main(["search", settings, *MACHINE, "--data", "100", "--try", "mesh.pp=2"]) == 1
     assert "a search chooses by itself what computes a step" in capsys.readouterr().err
 
 
 def test_a_machine_whose_processors_are_not_described_is_refused(settings, capsys):
     cluster = ROOT / "examples" / "clusters" / "gigabit.toml"
-    assert main(["plan", settings, "--search", "--cluster", str(cluster), "--world", "4"]) == 1
+    assert main(["search", settings, "--cluster", str(cluster), "--world", "4"]) == 1
     assert "[device]" in capsys.readouterr().err

@@ -175,6 +175,3 @@ def test_a_run_without_a_plan_and_wrong_arguments_are_refused(
     write_metrics(run, [{"train_s": (1.0, 1.0)}] * 2)
     assert main(["plan", *settings, "--probe", str(alone), "--from", str(run)]) == 1
     assert "probe without --no-data" in capsys.readouterr().err
-    searched = [*command, str(run), "--search", "--cluster", "absent.toml", "--world", "4"]
-    assert main(searched) == 2
-    assert "--from is for --probe" in capsys.readouterr().err

@@ -1,7 +1,6 @@
 """`tonari plan`: the time and memory of a job's step, before the job runs."""
 
 import argparse
-import gc
 import json
 import shlex
 from dataclasses import asdict
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tonari.names import EXAMPLES
 from tonari.outputs import check_output, check_report
-from tonari.plan.picture import part_name, plan_bars, search_bars
+from tonari.plan.options import add_outputs, fraction, settings
+from tonari.plan.picture import part_name, plan_bars
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -30,43 +30,9 @@ def main(argv: list[str]) -> int:
     Raises:
         ConfigError: If the settings are wrong, or the probe is of others.
     """
-    parser = _parser()
-    given = parser.parse_intermixed_args(argv)
-    for share in given.hidden:
-        if not 0 <= share < 1:
-            parser.error(f"--hidden is {share}, expected a share in [0, 1)")
+    given = _parser().parse_intermixed_args(argv)
     check_output("--picture", given.picture)
     check_report("--report", given.report)
-    command = shlex.join(["tonari", "plan", *argv])
-    if given.search:
-        if given.explain:
-            parser.error("--explain is for --probe; leave it out of a search")
-        if given.run:
-            parser.error("--from is for --probe; leave it out of a search")
-        if given.timeline:
-            parser.error("--timeline is for --probe; leave it out of a search")
-        if not given.cluster or not given.world:
-            parser.error("--search needs --cluster FILE and --world N")
-        if given.cluster.suffix == ".json":
-            parser.error(
-                "--search prices computation by the [device] of a machine's file, and --cluster is "
-                f"a probe; give a file such as {EXAMPLES / 'clusters/h100.toml'}"
-            )
-        if not (given.data or given.probe) and (given.tries or given.hidden):
-            parser.error("--try and --hidden choose for epochs; with --search give --data too")
-        if given.data and given.probe:
-            parser.error("--data and --probe both describe the data; give one of them")
-        gc.disable()  # a tenth of the time or more, for 3 % of the memory: what is made stays
-        try:
-            return _search(given, command)
-        finally:
-            gc.enable()
-    if not given.probe:
-        parser.error("give --probe FILE, as tonari probe wrote it, or --search")
-    if given.data:
-        parser.error("--data is for --search; a probe knows its data")
-    if len(given.hidden) > 1:
-        parser.error("several --hidden are for --search; give one")
     check_output("--timeline", given.timeline)
     from tonari.oracle.cluster.cluster import Cluster, load_cluster
     from tonari.oracle.errors import OracleError
@@ -85,8 +51,7 @@ def main(argv: list[str]) -> int:
         cluster = load_probe(given.cluster) if is_probe else load_cluster(given.cluster)
     choices = plan_choices(
         given.config, given.probe, given.overrides, cluster=cluster,
-        hidden_fraction=sum(given.hidden),
-        tries=[tuple(words.split()) for words in given.tries] or [()],
+        hidden_fraction=given.hidden, tries=given.tries or [()],
     )  # fmt: skip
     are_many = given.probe.is_dir() or bool(given.tries)
     best = choices[0]
@@ -107,7 +72,7 @@ def main(argv: list[str]) -> int:
     if given.report:
         from tonari.plan.report import plan_page
 
-        given.report.write_text(plan_page(choices, why, command))
+        given.report.write_text(plan_page(choices, why, shlex.join(["tonari", "plan", *argv])))
     if given.json:
         documents = list(map(_document, choices))
         if why:
@@ -142,32 +107,6 @@ def _document(choice: "Choice") -> dict[str, Any]:
         "world_size": choice.probe.world_size,
         "settings": plan_settings(choice.config),
     }
-
-
-def _search(given: argparse.Namespace, command: str) -> int:
-    from tonari.oracle.cluster.cluster import load_cluster
-    from tonari.oracle.search.search import search
-    from tonari.plan.search import data_choices, search_words
-    from tonari.trainer.config.config import load_config
-
-    config, cluster = load_config(given.config, given.overrides), load_cluster(given.cluster)
-    epochs = data_choices(
-        given.config, given.overrides, cluster, world_size=given.world, words=given.data,
-        probe=given.probe, tries=[tuple(words.split()) for words in given.tries] or [()],
-        hidden_fractions=given.hidden or [0.0],
-    ) if given.data or given.probe else []  # fmt: skip
-    found = search(
-        config, cluster, world_size=given.world, global_batch_size=given.global_batch or None,
-        epochs=epochs,
-    )  # fmt: skip
-    if given.picture:
-        given.picture.write_text(search_bars(found).svg())
-    if given.report:
-        from tonari.plan.report import search_page
-
-        given.report.write_text(search_page(found, command))
-    print(json.dumps(asdict(found), indent=1) if given.json else "\n".join(search_words(found)))
-    return 0
 
 
 def _words(planned: "StepPlan") -> list[str]:
@@ -251,14 +190,14 @@ def _parser() -> argparse.ArgumentParser:
         "overrides", nargs="*", metavar="SECTION.KEY=VALUE", help="those of the probe"
     )
     parser.add_argument(
-        "--probe", type=Path, metavar="FILE",
+        "--probe", type=Path, required=True, metavar="FILE",
         help="what tonari probe wrote, whose KEY=VALUE hold here too; of a directory of probes all "
         "are compared, and the settings listed with the fastest first",
     )  # fmt: skip
     parser.add_argument(
-        "--try", dest="tries", action="append", default=[], metavar="'KEY=VALUE ...'",
+        "--try", dest="tries", type=settings, action="append", metavar="'KEY=VALUE ...'",
         help="settings to choose among that need no probe of their own, such as "
-        "'shuffle.exchange=0.1 data.cache.quota=1GB'; give it once for each, also with --search",
+        "'shuffle.exchange=0.1 data.cache.quota=1GB'; give it once for each",
     )  # fmt: skip
     parser.add_argument(
         "--from", dest="run", type=Path, metavar="RUN",
@@ -273,47 +212,20 @@ def _parser() -> argparse.ArgumentParser:
         "nodes have too (default: the node or nodes that were probed)",
     )  # fmt: skip
     parser.add_argument(
-        "--search", action="store_true",
-        help="without a probe: price every mesh, schedule and way of recomputation on --cluster, "
-        "whose file describes what a rank computes on, and list the ten fastest that fit",
-    )  # fmt: skip
-    parser.add_argument(
-        "--world", type=int, default=0, metavar="N", help="with --search: ranks of the job"
-    )
-    parser.add_argument(
-        "--global-batch", type=int, default=0, metavar="ROWS",
-        help="with --search: of a step, kept the same (default: those of CONFIG.toml on N ranks)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--data", metavar="ROWSxBYTES",
-        help="with --search: price whole epochs, of so many rows, such as 1281167x110KB; or "
-        '"files" to count those of CONFIG.toml; or give --probe, which timed the data',
-    )  # fmt: skip
-    parser.add_argument(
-        "--hidden", type=float, action="append", default=[], metavar="F",
-        help="share of the rows that an epoch leaves out (default: 0); with --search give it once "
-        "for each share to choose among",
+        "--hidden", type=fraction, default=0.0, metavar="F",
+        help="share of the rows that an epoch leaves out (default: 0)",
     )  # fmt: skip
     parser.add_argument(
         "--explain", action="store_true",
         help="add a step by simple equations, term by term, beside the simulated one",
     )  # fmt: skip
     parser.add_argument(
-        "--picture", type=Path, metavar="FILE.svg",
-        help="draw where the time goes as stacked bars: an epoch, a step where the probe has no "
-        "data, or a step of each of the fastest with --search",
-    )  # fmt: skip
-    parser.add_argument(
-        "--report", type=Path, metavar="FILE.html",
-        help="write all of it as one page that needs nothing else (needs tonari[report])",
-    )  # fmt: skip
-    parser.add_argument(
         "--timeline", type=Path, metavar="FILE",
         help="write three steps of all ranks for https://ui.perfetto.dev",
     )  # fmt: skip
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="one JSON document instead of tables; `tonari train --plan` takes it",
+    add_outputs(
+        parser,
+        picture="an epoch, or a step where the probe has no data",
+        json="; `tonari train --plan` takes it",
     )
     return parser

@@ -1,4 +1,4 @@
-"""What `tonari plan --search` prints: the fastest settings of the mesh, as a table and commands."""
+"""What `tonari search` prints: the fastest settings of the mesh, as a table and commands."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 NEXT = (
     "An estimate by equations, {without}: docs/plan.md says what it leaves out. "
-    "`tonari probe` and `tonari plan --probe` time the few that are worth it."
+    "`tonari probe` and `tonari plan` time the few that are worth it."
 )
 CHOSEN = ("shuffle", "importance", "data")
 """Sections that `--try` chooses in; of data, its tables alone."""

@@ -74,7 +74,7 @@ def write_search(path: Path) -> None:
     plans = Plans(
         candidates=candidates, global_batch_size=16, legal=10, unfit=0, pruned=0, priced=10
     )
-    path.write_text(search_page(plans, "tonari plan c.toml --search"))
+    path.write_text(search_page(plans, "tonari search c.toml"))
 
 
 REPORTS: dict[str, tuple[Callable[[Path], None], int, str]] = {
