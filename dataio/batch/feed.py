@@ -5,12 +5,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
+from torch.autograd import profiler
 from torch.profiler import record_function
 
 from dataio.batch.figures import Figures
 from dataio.batch.gather import Gather
 from dataio.batch.lookup import Pick
-from dataio.batch.profiling import is_profiling
 from dataio.plan.epoch import EpochPlan
 from dataio.plan.order import Order, StepsBlock
 from dataio.rows.samples import Batch
@@ -202,6 +202,16 @@ class BatchFeed:
         """Stop making batches ahead."""
         self._gather.stop()
         self._pool.close_windows()
+
+
+def is_profiling() -> bool:
+    """Say whether marks in a profile are seen by anybody.
+
+    The one thing that the data layer takes from inside torch, apart from ``tonari/trainer/private``
+    as it works without the trainer. Why: a mark takes some microseconds a batch where nobody
+    profiles, too. Public instead: none.
+    """
+    return profiler._is_profiler_enabled
 
 
 def _next(batches: Iterator[Batch]) -> Batch:

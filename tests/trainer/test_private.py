@@ -16,7 +16,7 @@ from tonari.trainer.private import autograd, foreach, modules, storages
 
 PACKAGES = ("benchmarks", "dataio", "examples", "importance", "shuffle", "tonari")
 FOLDER = ROOT / "tonari" / "trainer" / "private"
-DATA_LAYER = ROOT / "dataio" / "batch" / "profiling.py"
+DATA_LAYER = ROOT / "dataio" / "batch" / "feed.py"
 MODULES = [module.name for module in pkgutil.iter_modules(private.__path__)]
 OPERATORS = "torch.ops."
 PRIVATE = re.compile(r"torch(\.\w+)*\._(?!_)\w+(\.\w+)*")
@@ -124,7 +124,7 @@ def test_every_name_is_there_and_every_module_says_why(name: str) -> None:
 
 
 def test_the_data_layers_own_says_why() -> None:
-    says(importlib.import_module("dataio.batch.profiling").__doc__)
+    says(importlib.import_module("dataio.batch.feed").is_profiling.__doc__)
 
 
 def test_what_is_a_classs_own_is_not_found() -> None:
