@@ -2,7 +2,6 @@
 
 import json
 import math
-from decimal import Decimal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +62,6 @@ def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_distinct)
-_EXACT = json.JSONDecoder(parse_float=Decimal)
 
 
 def json_value(document: object, key: str, where: str, *, text: str) -> Raw:
@@ -90,42 +88,11 @@ def json_value(document: object, key: str, where: str, *, text: str) -> Raw:
             f"{where}, key {key!r}: found a number beyond 1.8e308, the most of float64, expected "
             "less; repair the value, or write it as Infinity where it is meant so"
         )
-    if _may_be_rounded(value) and (rounded := _rounded(value, _find(_EXACT.decode(text), key))):
-        read, written = rounded
-        if isinstance(value, float):
-            return int(written)
-        raise FieldError(
-            f"{where}, key {key!r}: found {written}, which float64 rounds to {read:.0f}, expected "
-            "a number as it is; write whole numbers without a point"
-        )
     if numbers is not None:
         return numbers
     if isinstance(found, (dict, list)):
         return json.dumps(found, ensure_ascii=False)
     return raw_value(found, f"{where}, key {key!r}")
-
-
-def _may_be_rounded(value: object) -> bool:
-    """Say whether there may be whole numbers that float64 does not hold, and 64 bits do."""
-    if isinstance(value, float):
-        return 2.0**53 <= abs(value) < 2.0**64
-    if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
-        return False
-    return any(map(_may_be_rounded, np.ravel(value)[np.ravel(np.abs(value)) >= 2.0**53].tolist()))
-
-
-def _rounded(value: object, document: object) -> tuple[float, Decimal] | None:
-    """Find the first number that is not what was written, beside that."""
-    for read, written in zip(np.ravel(np.asarray(value)).tolist(), _flat(document), strict=True):
-        if not isinstance(written, Decimal) or not _may_be_rounded(read):
-            continue
-        if written == written.to_integral_value() and written != Decimal(read):
-            return read, written
-    return None
-
-
-def _flat(value: object) -> list[object]:
-    return [one for each in value for one in _flat(each)] if isinstance(value, list) else [value]
 
 
 def _is_infinite(value: object) -> bool:
