@@ -1,6 +1,5 @@
 """Located rows -> the fields of a batch: copied or decoded, row by row, on any thread."""
 
-import contextlib
 import threading
 from collections.abc import Mapping
 
@@ -16,7 +15,7 @@ from dataio.rows.fields import Decodes, Field, Text, Tokens
 from dataio.rows.image import Image, Mask
 from dataio.rows.refused import WORDS, find_refused, is_replaced
 from dataio.rows.samples import Array, AsList, NothingDecodesError, OnError, Value
-from dataio.rows.views import MIDDLE, NUM_DRAWS, Draws, RandomResizedCrop, Size
+from dataio.rows.views import MIDDLE, NUM_DRAWS, Draws, Size
 from dataio.store.files.reader import RowReader
 
 SMALL_BYTES = 64
@@ -69,13 +68,6 @@ class Filler:
         self._large = [(i, column.name) for i, column in kept if column.width_bytes > SMALL_BYTES]
         self._small = [(i, column.name) for i, column in kept if column.width_bytes <= SMALL_BYTES]
         self._draws = any(kind.draws for kind in pictures.values())
-        in_pixels = [
-            name
-            for name, kind in pictures.items()
-            if kind.crop is not None and not isinstance(kind.crop, RandomResizedCrop)
-        ]
-        has_mask = any(isinstance(fields[name], Mask) for name in in_pixels)
-        self._cut_alike = frozenset(in_pixels if has_mask and len(in_pixels) > 1 else ())
         texts = [name for name, kind in fields.items() if isinstance(kind, Text)]
         self._key = next((name for name in texts if fields[name].key in ("__key__", "path")), None)
         self.own = [name for name in schema.variable if isinstance(fields[name], Decodes)]
@@ -217,8 +209,6 @@ class Filler:
         for column, out in job.copies:
             # mode="clip" because the default checks by way of a second buffer
             column.take(position, 0, out[start:stop], "clip")
-        for row in range(start, stop) if self._cut_alike else ():
-            self._check_sizes(job, row)
         for pictures in job.images:
             for row in range(start, stop):
                 if row not in job.work.bad:
@@ -262,26 +252,6 @@ class Filler:
             else:
                 self._decode_kept(data[row], out[row], kind, draws, where)
         except FieldError as error:
-            self.refuse(job, row, error)
-
-    def _check_sizes(self, job: BatchJob, row: int) -> None:
-        """Refuse a sample whose picture and mask a crop in pixels would cut at different places."""
-        sizes: dict[str, Size] = {}
-        for name, kind, data, _ in job.images:
-            if name in self._cut_alike and not isinstance(data, np.ndarray):
-                with contextlib.suppress(FieldError):  # said as it is decoded
-                    size = image_shape(_unmarked(data[row]), upright=kind.upright)
-                    sizes[name] = size if kind.resize is None else kind.resize.resized(size)
-        if len(set(sizes.values())) > 1:
-            found = ", ".join(
-                f"{name} {height} x {width}" for name, (height, width) in sizes.items()
-            )
-            where = _where(job, row, next(iter(sizes)))
-            error = FieldError(
-                f"{where}: its pictures are of other sizes (height x width: {found}), expected the "
-                "same, as a crop in pixels would cut another part of each; give all of them "
-                "resize=Resize(...) before the crop, or RandomResizedCrop"
-            )
             self.refuse(job, row, error)
 
     def _decode_kept(

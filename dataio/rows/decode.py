@@ -15,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 
 from dataio.base.errors import FieldError
 from dataio.rows.jpeg import COLORS, Pixels, decode_region, jpeg_header
-from dataio.rows.orientation import JPEG_START, PNG_START, UPRIGHT, as_stored, find_orientation
+from dataio.rows.orientation import JPEG_START, UPRIGHT, as_stored, find_orientation
 from dataio.rows.views import (
     MIDDLE,
     Box,
@@ -379,19 +379,12 @@ def check_decodes(data: memoryview | Pixels, how: PictureDelivery, *, where: str
 
 def _by_pillow(data: memoryview | Pixels, how: PictureDelivery, where: str) -> Pixels:
     try:
-        return _pixels(open_picture(data, upright=how.upright), how, where, spread=_spread(data))
+        return _pixels(open_picture(data, upright=how.upright), how, where)
     except PILLOW_ERRORS as error:
         raise _undecodable(data, where, error) from error
 
 
-def _spread(data: memoryview | Pixels) -> int:
-    """By what Pillow multiplies the numbers of a gray PNG of 2 or 4 bits; 1 for others."""
-    head = bytes(data[:26])
-    gray = head[:8] == PNG_START and head[12:16] == b"IHDR" and head[25:] == b"\0"
-    return {2: 85, 4: 17}.get(head[24], 1) if gray else 1
-
-
-def _pixels(image: Image.Image, how: PictureDelivery, where: str, *, spread: int = 1) -> Pixels:
+def _pixels(image: Image.Image, how: PictureDelivery, where: str) -> Pixels:
     """Convert an image of Pillow, whatever its mode, to uint8[height, width, channels]."""
     mode = image.mode
     if mode.startswith("I"):
@@ -414,7 +407,7 @@ def _pixels(image: Image.Image, how: PictureDelivery, where: str, *, spread: int
                 f"{where}: holds colours ({mode}), expected one class number a pixel, as in a gray "
                 "or indexed PNG; convert the mask, or declare Image"
             )
-        return np.asarray(image, np.uint8)[:, :, None] // spread
+        return np.asarray(image, np.uint8)[:, :, None]
     wanted = PILLOW_MODES[how.channels]
     pixels = np.asarray(image if image.mode == wanted else image.convert(wanted))
     return pixels.reshape(*pixels.shape[:2], how.channels)

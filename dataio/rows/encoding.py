@@ -56,11 +56,7 @@ def read_npy(
     """Read the array of an ``.npy``; FieldError if it is none."""
     try:
         with NPY_LOCK:
-            file = io.BytesIO(raw)
-            array = np.asarray(np.lib.format.read_array(file, allow_pickle=False))
-        if behind := len(raw) - file.tell():
-            raise ValueError(f"{behind} bytes behind the array")
-        return array
+            return np.asarray(np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False))
     except (ValueError, EOFError) as error:
         reject(field, raw, where, expected, "Bytes", error)
 

@@ -74,8 +74,6 @@ def list_source(storage: Storage, spec: Names) -> bytes:
         SourceError: If it names nothing, or shards of several formats.
     """
     directory = _directory(spec)
-    if directory is not None:
-        _refuse_table(directory)
     paths = None if directory is None else dataset_shards(directory)
     if paths is None and (place := _place(spec, storage)):
         paths = indexed_shards(place, storage)
@@ -112,18 +110,6 @@ def _place(spec: Names, storage: Storage) -> str:
     # Whoever may read a file need not be allowed to ask what lies beside it.
     is_file = is_shard(url) or url.endswith((*FORMATS, *ARRAY_SUFFIXES))
     return "" if is_file or not (MAGIC | {"{"}).isdisjoint(url) else url
-
-
-def _refuse_table(directory: Path) -> None:
-    """Refuse a folder whose log, which is not read, says which of its files are in the table."""
-    logs = {"_delta_log": "Delta", ".hoodie": "Hudi", "metadata/version-hint.text": "Iceberg"}
-    for log, kind in logs.items():
-        if (directory / log).exists():
-            raise SourceError(
-                f"{directory}: is a table of {kind} ({log}), whose log says which files are in it, "
-                "and is not read, expected a folder of shards; give the list of its files "
-                "(of deltalake: DeltaTable(path).file_uris())"
-            )
 
 
 def _holds_shards(directory: Path) -> bool:

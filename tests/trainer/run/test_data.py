@@ -160,15 +160,3 @@ def test_texts_of_all_kinds_are_read(tmp_path: Path, text: bytes) -> None:
     path.write_bytes(text)
     train, _ = text_sources([str(path)], [], sequence_length=64)
     assert train.num_samples == (len(text) - 1) // 64
-
-
-@pytest.mark.parametrize(
-    ("begin", "name"),
-    [(b"%PDF-1.7\n", "a.pdf"), (b"PK\x03\x04\x14\x00", "a.docx"), (b"%PDF-", "a.txt")],
-)
-def test_a_document_that_is_mostly_text_but_begins_as_none_is_refused(
-    tmp_path: Path, begin: bytes, name: str
-) -> None:
-    (tmp_path / name).write_bytes(begin + b"words that anybody may read, " * 400)
-    with pytest.raises(ConfigError, match="begins as no text does"):
-        text_sources([str(tmp_path / name)], [], sequence_length=5)

@@ -40,10 +40,7 @@ BEGINNINGS = {
     b"ARROW1": "Arrow",
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
-    b"%PDF-": "PDF",
 }
-NO_TEXT = tuple(begin for begin in BEGINNINGS if not begin.isalnum())
-"""Those of which no text begins either, however little of the file is compressed."""
 
 
 def token_field(sequence_length: int) -> dataio.Array:
@@ -133,8 +130,6 @@ def _check_is_text(text: NDArray[np.uint8], path: Path, key: str) -> None:
         # Its own bytes are mostly those of the texts that it holds.
         if path.suffix == ".mds" or (path.suffix == ".bin" and path.with_suffix(".idx").exists()):
             found = "is a shard of records"
-        elif text[:6].tobytes().startswith(NO_TEXT):
-            found = "begins as no text does"
         elif _holds_records(text[:LOOKED_AT_BYTES].tobytes(), path):
             found = "holds records in JSON (named .txt, their braces and names are trained too)"
         else:

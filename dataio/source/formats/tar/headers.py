@@ -170,9 +170,6 @@ class HeaderReader:
         window = self._window
         block = bytes(window.view(self.offset, BLOCK))
         if not block.strip(b"\0") and (block or self.offset):
-            if not self.is_plain:
-                expected = "the member that an extended header before it names; it is missing"
-                refuse(window.file, self.offset, "the end", expected)
             if self._joined:
                 passed = _end_of_zeros(window, self.offset) - self.offset
                 self.offset += passed // BLOCK * BLOCK
