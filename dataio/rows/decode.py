@@ -99,7 +99,7 @@ def decode_image(
     draws: Draws = MIDDLE,
     *,
     where: str,
-) -> None:
+) -> Size:
     """Decode a picture into ``out``; without a copy where it is a JPEG of that size.
 
     Args:
@@ -108,6 +108,9 @@ def decode_image(
         how: What of it is delivered.
         draws: Numbers of this sample; see `find_view`.
         where: Sample and field, for the message.
+
+    Returns:
+        The picture's own height and width, upright if that is asked for.
 
     Raises:
         FieldError: If the picture does not decode, does not fit the crop, or comes out in another
@@ -123,7 +126,7 @@ def decode_image(
             view = _view(size, out, how, draws, where)
             if view == PictureView(size, Box(0, 0, *size), size, False):
                 simplejpeg.decode_jpeg(data, COLORS[how.channels], buffer=out)
-                return
+                return size
 
             def region(box: Box, scale: int) -> Pixels:
                 return decode_region(
@@ -131,11 +134,12 @@ def decode_image(
                 )
 
             store(ReadPicture(size, region), view, out, how)
-            return
+            return size
         except ValueError:
             pass
     pixels = _by_pillow(data, how, where)
     store_pixels(pixels, out, how, draws, where=where)
+    return pixels.shape[0], pixels.shape[1]
 
 
 def store_pixels(
