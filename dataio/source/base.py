@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -146,12 +146,14 @@ class Shard:
         num_samples: How many samples it holds, >= 1.
         first: Number of its first sample.
         seek_points: See `SampleCounts`; empty where nobody looked.
+        like: Path of the source's first shard, whose units this one must have; "" if it is this.
     """
 
     path: str
     num_samples: int
     first: int
     seek_points: NDArray[np.int64] = field(default_factory=lambda: NO_SEEK_POINTS, compare=False)
+    like: str = ""
 
 
 class ShardFormat(ABC):
@@ -287,7 +289,9 @@ class ShardedSource:
         for shard, start, stop in zip(self.shards, cuts[:-1], cuts[1:], strict=True):
             if stop > start:
                 numbers = sample_ids[start:stop] - shard.first
-                yield from self._format.read(self.storage, shard, numbers, fields)
+                first = self.shards[0].path
+                asked = shard if shard.path == first else replace(shard, like=first)
+                yield from self._format.read(self.storage, asked, numbers, fields)
 
 
 @runtime_checkable

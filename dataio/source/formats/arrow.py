@@ -12,7 +12,7 @@ from dataio.rows.fields import Field
 from dataio.rows.rows import Rows
 from dataio.source.base import SampleCounts, Shard, ShardFormat
 from dataio.source.formats.arrow_messages import BATCH, DICTIONARY, ArrowMessage, list_messages
-from dataio.source.formats.columns import check_columns, one_line, table_rows
+from dataio.source.formats.columns import check_columns, check_units, one_line, table_rows
 from dataio.source.formats.hugging_face import class_names
 from dataio.source.storage.files import Storage, StorageFile
 from dataio.source.storage.window import merge_extents
@@ -52,10 +52,7 @@ class ArrowFormat(ShardFormat):
 
     def class_names(self, storage: Storage, path: str, key: str) -> list[str] | None:
         """Name the classes of a column, where Hugging Face wrote them."""
-        with storage.open(path) as file:
-            first = list_messages(file)[0]
-            stream = file.read_at(first.offset, first.stop - first.offset) + END
-        return class_names(_schema(stream)[0].metadata, key)
+        return class_names(_read_schema(storage, path).metadata, key)
 
     def read(
         self,
@@ -74,6 +71,11 @@ class ArrowFormat(ShardFormat):
                     "it was opened; something is writing to it: start again when it is whole"
                 )
             reader = _BatchReader(file, messages, fields)
+            keys = [field.key for field in fields.values()]
+            check_units(
+                shard.path, reader.schema, keys, shard.like,
+                lambda: _read_schema(storage, shard.like),
+            )  # fmt: skip
             cuts = np.searchsorted(numbers, stops)
             wanted = np.flatnonzero(np.diff(cuts, prepend=0))
             for run in _runs(messages, wanted):
@@ -111,6 +113,7 @@ class _BatchReader:
         schema_message = self._raw(messages[0])
         schema, names = self._parsed(lambda: _schema(schema_message + END))
         check_columns(file.path, names, fields)
+        self.schema = schema
         keys = {field.key for field in fields.values()}
         self._columns = [i for i, name in enumerate(names) if name in keys]
         self._buffers = _needed_buffers(schema, self._columns)
@@ -167,6 +170,12 @@ class _BatchReader:
         starts, lengths = message.buffers[self._buffers].T
         parts = np.stack([starts, starts + lengths], axis=1) + body
         return np.concatenate([[[message.offset, body]], parts])
+
+
+def _read_schema(storage: Storage, path: str) -> pa.Schema:
+    with storage.open(path) as file:
+        first = list_messages(file)[0]
+        return _schema(file.read_at(first.offset, first.stop - first.offset) + END)[0]
 
 
 def _schema(stream: bytes) -> tuple[pa.Schema, list[str]]:

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NoReturn
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dataio.base.errors import FieldError
+from dataio.base.errors import FieldError, SourceError
 from dataio.rows.encoding import converted
 from dataio.rows.fields import (
     Array,
@@ -52,6 +52,47 @@ def check_columns(path: str, names: Sequence[str], fields: Mapping[str, Field]) 
             )
         if names.count(field.key) > 1:
             refuse_twice(path, field.key, name)
+
+
+def check_units(
+    path: str, schema: pa.Schema, keys: Iterable[str], like: str, read_like: Callable[[], pa.Schema]
+) -> None:
+    """Refuse a shard whose times are in another unit than those of the source's first.
+
+    Args:
+        path: Of the shard.
+        schema: Of the shard.
+        keys: The columns that fields are read from.
+        like: Path of the first shard; "" if it is this.
+        read_like: Reads the schema of that.
+
+    Raises:
+        SourceError: If a number would stand for two times.
+    """
+    units = {key: _unit(schema.field(key).type) for key in sorted(set(keys))}
+    if not like or not any(units.values()):
+        return
+    first = read_like()
+    for key, unit in units.items():
+        its = _unit(first.field(key).type) if first.get_field_index(key) >= 0 else ""
+        if unit and its and unit != its:
+            raise SourceError(
+                f"{path}: column {key!r} holds {schema.field(key).type}, and "
+                f"{first.field(key).type} in {like}, so that one number stands for two times, "
+                "expected one unit in all shards; write one of them again, cast to the other's "
+                "type"
+            )
+
+
+def _unit(kind: pa.DataType) -> str:
+    """Name the unit of times, or of lists of them; "" of what is none."""
+    while _is_list(kind):
+        kind = kind.value_type
+    if not _is_time(kind):
+        return ""
+    if pa.types.is_date(kind):
+        return "days" if kind.bit_width == 32 else "ms"
+    return str(kind.unit)
 
 
 def table_rows(

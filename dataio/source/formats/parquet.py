@@ -12,7 +12,7 @@ from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Field
 from dataio.rows.rows import Rows
 from dataio.source.base import SampleCounts, Shard, ShardFormat
-from dataio.source.formats.columns import check_columns, one_line, table_rows
+from dataio.source.formats.columns import check_columns, check_units, one_line, table_rows
 from dataio.source.formats.hugging_face import class_names
 from dataio.source.storage.file_object import FileObject
 from dataio.source.storage.files import Storage, StorageFile
@@ -55,6 +55,10 @@ class ParquetFormat(ShardFormat):
             parquet = _open(file, storage)
             _check(parquet, shard, fields)
             columns = sorted({field.key for field in fields.values()})
+            check_units(
+                shard.path, parquet.schema_arrow, columns, shard.like,
+                lambda: _read_schema(storage, shard.like),
+            )  # fmt: skip
             stop = 0
             for group, num_rows in enumerate(_group_rows(parquet.metadata)):
                 start, stop = stop, stop + num_rows
@@ -75,6 +79,11 @@ class ParquetFormat(ShardFormat):
                     )
                     _check_int96(table.select(days), seconds, first=at, path=shard.path)
                 yield from table_rows(table, chosen, fields, first=at, path=shard.path)
+
+
+def _read_schema(storage: Storage, path: str) -> pa.Schema:
+    with storage.open(path) as file:
+        return _open(file, storage).schema_arrow
 
 
 def _open(file: StorageFile, storage: Storage, *, int96_unit: str = "ns") -> pq.ParquetFile:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -256,6 +257,48 @@ def test_times_are_whole_numbers_of_the_unit_of_their_column(
     if whole > 2**24:
         with pytest.raises(FieldError, match=r"sample 0: found timestamp.*; declare Int or Array"):
             read_all(source, {"x": Float("x")})
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("one", "other", "found"),
+    [
+        (pa.timestamp("ms"), pa.timestamp("us"), r"timestamp\[us\], and timestamp\[ms\] in"),
+        (pa.list_(pa.timestamp("ms")), pa.list_(pa.timestamp("ns")), r"\[ns\]>, and list"),
+        (pa.date32(), pa.timestamp("s"), r"timestamp\[.*\], and date32"),
+        (pa.duration("s"), pa.duration("ms"), r"duration\[ms\], and duration\[s\]"),
+        (pa.timestamp("us"), pa.timestamp("us", "UTC"), ""),
+    ],
+)
+def test_shards_whose_times_have_several_units_are_refused(
+    tmp_path: Path, form: str, one: pa.DataType, other: pa.DataType, found: str
+) -> None:
+    is_list = pa.types.is_list(one)
+    for name, kind in (("a", one), ("b", one), ("c", other)):
+        number = 7 if pa.types.is_date(kind) else 7_000_000
+        plain = pa.int32() if pa.types.is_date32(kind) else pa.int64()
+        times = pa.array([number], plain)
+        leaf = kind.value_type if is_list else kind
+        times = times.cast(leaf)
+        if is_list:
+            times = pa.ListArray.from_arrays([0, 1], times)
+        table = pa.table({"t": times, "n": [1]})
+        if form == "parquet":
+            pq.write_table(table, tmp_path / f"{name}.parquet")
+        else:
+            feather.write_feather(table, str(tmp_path / f"{name}.arrow"), "uncompressed")
+    field = Array("t", (1,), "int64") if is_list else Int("t")
+    source = open_source(str(tmp_path))
+    assert len(read_all(source, {"n": Int("n")})) == 3
+    assert len(rows_of(source.read(ids(0, 1), {"t": field}))) == 2
+    if not found:
+        assert len(read_all(source, {"t": field})) == 3
+        return
+    # Whoever reads only the last shard finds it too.
+    with pytest.raises(
+        SourceError, match=rf"c\.{form}: column 't' holds .*{found}.*one unit in all"
+    ):
+        next(iter(source.read(ids(2), {"t": field, "n": Int("n")})))
 
 
 def test_times_of_spark_that_nanoseconds_do_not_reach_are_refused(tmp_path: Path) -> None:
