@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
@@ -26,6 +27,11 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tif
 KEYS = ("image", "label", "path")
 NO_CLASSES = ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "lost+found")
 """Directories that systems make beside those of a dataset; hidden ones are left out too."""
+
+OF_SYSTEMS = ("Thumbs.db", "desktop.ini")
+"""Files that systems write beside pictures, and that nobody misses."""
+NUM_NAMED = 8
+"""Kinds of files that are left out, in a warning."""
 
 NUM_READERS = 8
 NUM_CHECKED = 1000
@@ -172,10 +178,11 @@ def list_images(root: str, storage: Storage) -> bytes:
     classes = _class_names(root)
     paths: list[str] = []
     counts: list[int] = []
+    others: Counter[str] = Counter()
     marks = xxhash.xxh3_64()
     for name in classes:
         directory = f"{root}/{name}"
-        found = _images(directory, storage)
+        found = _images(directory, storage, others)
         if not found:
             raise SourceError(
                 f"{directory}: the directory holds no image, expected each directory to be a "
@@ -184,6 +191,13 @@ def list_images(root: str, storage: Storage) -> bytes:
         paths += found
         counts.append(len(found))
         marks.update(os.fsencode(f"{name} {Path(directory).stat().st_mtime_ns}"))
+    if others:
+        log.warning(
+            "%s: %d files in the directories of the classes are not read (%s): they are left out; "
+            "write pictures among them as one of %s", root, others.total(),
+            ", ".join(f"{count} {end}" for end, count in others.most_common(NUM_NAMED)),
+            ", ".join(IMAGE_SUFFIXES),
+        )  # fmt: skip
     names = b"".join(os.fsencode(path[len(root) + 1 :]) + b"\0" for path in paths)
     marks.update(names)
     for path in paths[:: -(-len(paths) // NUM_CHECKED)]:
@@ -202,8 +216,13 @@ def _class_names(root: str) -> list[str]:
     return sorted(found.directories)
 
 
-def _images(directory: str, storage: Storage) -> list[str]:
+def _images(directory: str, storage: Storage, others: Counter[str]) -> list[str]:
     """List the images of a class, directory by directory as torchvision's walk does.
+
+    Args:
+        directory: Of the class.
+        storage: Waits for its turn.
+        others: What files that are not read end with is counted here.
 
     Raises:
         SourceError: If a directory cannot be listed, or lies in itself by a link.
@@ -223,6 +242,7 @@ def _images(directory: str, storage: Storage) -> list[str]:
             )
         found = _listed(place)
         images[place] = found.images
+        others.update(found.others)
         left += [(f"{place}/{name}", (*above, own)) for name in found.directories]
     return [f"{place}/{name}" for place in sorted(images) for name in sorted(images[place])]
 
@@ -232,6 +252,8 @@ class _Listed(NamedTuple):
 
     directories: list[str]
     images: list[str]
+    others: list[str]
+    """Of files that are not read, the ends of their names."""
 
 
 def _listed(directory: str) -> _Listed:
@@ -240,7 +262,7 @@ def _listed(directory: str) -> _Listed:
     Raises:
         SourceError: If it cannot be listed, a link leads nowhere, or an image is no file.
     """
-    found = _Listed([], [])
+    found = _Listed([], [], [])
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
@@ -257,6 +279,8 @@ def _listed(directory: str) -> _Listed:
                             "remove or rename it"
                         )
                     found.images.append(entry.name)
+                elif entry.name not in OF_SYSTEMS:
+                    found.others.append(Path(entry.name).suffix or entry.name)
     except OSError as error:
         raise SourceError(
             f"{directory}: cannot be listed ({error}), expected a directory of images; check its "

@@ -229,3 +229,16 @@ def test_images_beside_the_classes_are_warned_of(
     put(tmp_path, "cat/1.jpg", "preview.png")
     assert paths(tmp_path) == [(0, "cat/1.jpg")]
     assert "1 images lie beside the directories of the classes, such as preview.png" in caplog.text
+
+
+def test_files_of_classes_that_are_not_read_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = write(tmp_path)
+    for name in ("a/1.jfif", "a/sub/2.jfif", "b/3.HEIC", "b/Thumbs.db", "b/.hidden", "c/notes"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    assert open_source(root).num_samples == len(ORDER)
+    (said,) = [record.getMessage() for record in caplog.records if "not read" in record.message]
+    assert "5 files in the directories of the classes are not read (2 .jfif, " in said
+    assert all(kind in said for kind in ("1 .HEIC", "1 .txt", "1 notes", ".jpg, .jpeg"))
