@@ -172,11 +172,11 @@ def read_list(path: Path) -> dict[str, list[NDArray[Any]]]:
                     continue  # to compare, the first keys are enough
                 found.setdefault(name, []).append(_plain(path, name, batch.column(name)))
         return found
-    except (OSError, pa.ArrowInvalid) as error:
+    except (OSError, pa.ArrowInvalid, UnicodeError) as error:
         raise SourceError(
-            f"exclude: {path} cannot be read ({error}), expected a CSV file with a line of names, "
-            "or a Parquet file (.parquet), with a column sample_id or key; correct the path, or "
-            "write it so"
+            f"exclude: {path} cannot be read ({error}), expected a CSV file in UTF-8 with a line "
+            "of names, or a Parquet file (.parquet), with a column sample_id or key; correct the "
+            "path, or write it so"
         ) from error
 
 
@@ -200,6 +200,11 @@ def _columns(path: Path, names: Sequence[str]) -> list[str]:
         raise SourceError(
             f"exclude: {path} has the columns {', '.join(names)[:200]}, expected sample_id or key; "
             "name the column so, in its first line if it is CSV"
+        )
+    if several := [name for name in wanted if names.count(name) > 1]:
+        raise SourceError(
+            f"exclude: {path} has {names.count(several[0])} columns {several[0]}, expected one, as "
+            "nothing says which is meant; leave the others out"
         )
     return wanted
 

@@ -67,6 +67,7 @@ class Filler:
         ]
         self._large = [(i, column.name) for i, column in kept if column.width_bytes > SMALL_BYTES]
         self._small = [(i, column.name) for i, column in kept if column.width_bytes <= SMALL_BYTES]
+        self._aligned = _aligned({n: kind for n, kind in pictures.items() if n in schema.variable})
         self._draws = any(kind.draws for kind in pictures.values())
         texts = [name for name, kind in fields.items() if isinstance(kind, Text)]
         self._key = next((name for name in texts if fields[name].key in ("__key__", "path")), None)
@@ -209,10 +210,15 @@ class Filler:
         for column, out in job.copies:
             # mode="clip" because the default checks by way of a second buffer
             column.take(position, 0, out[start:stop], "clip")
+        sizes: dict[tuple[str, int], Size] = {}
         for pictures in job.images:
             for row in range(start, stop):
+                if row not in job.work.bad and (size := self._decode(job, row, pictures)):
+                    sizes[pictures.name, row] = size
+        for names in self._aligned:
+            for row in range(start, stop):
                 if row not in job.work.bad:
-                    self._decode(job, row, pictures)
+                    self._check_aligned(job, row, {name: sizes[name, row] for name in names})
         for name, own, data in job.decodes:
             for row in range(start, stop):
                 if row not in job.work.bad:
@@ -240,7 +246,34 @@ class Filler:
             return AsList(_kept(value.value))
         return _kept(value)
 
-    def _decode(self, job: BatchJob, row: int, pictures: Pictures) -> None:
+    def _check_aligned(self, job: BatchJob, row: int, sizes: Mapping[str, Size]) -> None:
+        """Refuse a row whose picture and mask are cut at different places."""
+        (name, size), *others = sizes.items()
+        kind = self._fields[name]
+        assert isinstance(kind, Image | Mask)
+        resize = kind.resize
+        for other, its_size in others:
+            if size == its_size:
+                continue
+            if resize is not None:
+                pairs = zip(resize.resized(size), resize.resized(its_size), strict=True)
+                # Sides are rounded where proportions stay.
+                if all(abs(one - its) <= 1 for one, its in pairs):
+                    continue
+            self.refuse(
+                job,
+                row,
+                FieldError(
+                    f"{_where(job, row, other)}: is {its_size[0]} x {its_size[1]} (height x "
+                    f"width), expected {size[0]} x {size[1]} as field {name!r}, or {kind.crop} "
+                    "cuts another part; store both in one size, or declare resize=Resize(...) "
+                    "before the crop of both"
+                ),
+            )
+            return
+
+    def _decode(self, job: BatchJob, row: int, pictures: Pictures) -> Size | None:
+        """Decode a picture; its own size, or None where that is not known any more."""
         name, kind, data, out = pictures
         where = _where(job, row, name)
         draws = job.draws[row] if job.draws is not None else MIDDLE
@@ -250,22 +283,23 @@ class Filler:
                     data[job.work.located.position[row]], out[row], kind, draws, where=where
                 )
             else:
-                self._decode_kept(data[row], out[row], kind, draws, where)
+                return self._decode_kept(data[row], out[row], kind, draws, where)
         except FieldError as error:
             self.refuse(job, row, error)
+        return None
 
     def _decode_kept(
         self, data: memoryview, out: NDArray[np.uint8], kind: Image | Mask, draws: Draws, where: str
-    ) -> None:
+    ) -> Size:
         try:
-            decode_image(data, out, kind, draws, where=where)
+            return decode_image(data, out, kind, draws, where=where)
         except FieldError:
             # The words before a picture that was refused while staging are none.
             if data[: len(WORDS)] != WORDS:
                 raise
             if not self._trusts_pictures:
                 check_decodes(data[len(WORDS) :], kind, where=where)
-            decode_image(data[len(WORDS) :], out, kind, draws, where=where)
+            return decode_image(data[len(WORDS) :], out, kind, draws, where=where)
 
     def refuse(self, job: BatchJob, row: int, error: FieldError) -> None:
         """Raise what is wrong with a row, or leave the row to become padding."""
@@ -288,6 +322,21 @@ class Filler:
             # [batch, channels, height, width], channels last in memory
             values[name] = stored.transpose(0, 3, 1, 2)
         return values
+
+
+def _aligned(pictures: Mapping[str, Image | Mask]) -> list[list[str]]:
+    """Group the fields that show one part of a sample: masks, and what is cropped as they are."""
+    groups: list[list[str]] = []
+    seen: list[tuple[object, object]] = []
+    for kind in pictures.values():
+        way = kind.resize, kind.crop
+        if not isinstance(kind, Mask) or kind.crop is None or way in seen:
+            continue
+        seen.append(way)
+        names = [name for name, its in pictures.items() if (its.resize, its.crop) == way]
+        # The size of a picture that is named first is what the others' is compared to.
+        groups.append(sorted(names, key=lambda name: isinstance(pictures[name], Mask)))
+    return [names for names in groups if len(names) > 1]
 
 
 def _unmarked(data: memoryview) -> memoryview:

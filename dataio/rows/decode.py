@@ -99,7 +99,7 @@ def decode_image(
     draws: Draws = MIDDLE,
     *,
     where: str,
-) -> None:
+) -> Size:
     """Decode a picture into ``out``; without a copy where it is a JPEG of that size.
 
     Args:
@@ -108,6 +108,9 @@ def decode_image(
         how: What of it is delivered.
         draws: Numbers of this sample; see `find_view`.
         where: Sample and field, for the message.
+
+    Returns:
+        The picture's own height and width, upright if that is asked for.
 
     Raises:
         FieldError: If the picture does not decode, does not fit the crop, or comes out in another
@@ -123,7 +126,7 @@ def decode_image(
             view = _view(size, out, how, draws, where)
             if view == PictureView(size, Box(0, 0, *size), size, False):
                 simplejpeg.decode_jpeg(data, COLORS[how.channels], buffer=out)
-                return
+                return size
 
             def region(box: Box, scale: int) -> Pixels:
                 return decode_region(
@@ -131,11 +134,12 @@ def decode_image(
                 )
 
             store(ReadPicture(size, region), view, out, how)
-            return
+            return size
         except ValueError:
             pass
     pixels = _by_pillow(data, how, where)
     store_pixels(pixels, out, how, draws, where=where)
+    return pixels.shape[0], pixels.shape[1]
 
 
 def store_pixels(
@@ -379,9 +383,30 @@ def check_decodes(data: memoryview | Pixels, how: PictureDelivery, *, where: str
 
 def _by_pillow(data: memoryview | Pixels, how: PictureDelivery, where: str) -> Pixels:
     try:
-        return _pixels(open_picture(data, upright=how.upright), how, where)
+        image = open_picture(data, upright=how.upright)
+        if how.classes and image.mode in ("L", "I"):
+            image = _as_numbered(image, data, where)
+        return _pixels(image, how, where)
     except PILLOW_ERRORS as error:
         raise _undecodable(data, where, error) from error
+
+
+def _as_numbered(image: Image.Image, data: memoryview | Pixels, where: str) -> Image.Image:
+    """Bring gray back to the numbers in the file, which Pillow stretches to 8 or 16 bits."""
+    with Image.open(io.BytesIO(as_stored(data))) as unread:
+        codec, _, _, args = unread.tile[0]
+    raw_mode, most = (args, 0) if isinstance(args, str) else args[:2]
+    if raw_mode in ("L;I", "L;2I", "L;4I"):
+        raise FieldError(
+            f"{where}: says that 0 is white, which turns its numbers around, expected class "
+            "numbers as they are; write the mask as PNG"
+        )
+    most = most if codec in ("ppm", "ppm_plain") else {"L;2": 3, "L;4": 15}.get(raw_mode, 0)
+    if not most:
+        return image
+    stretched = 255 if image.mode == "L" else 65535
+    numbers = (np.asarray(image, np.int64) * most + stretched // 2) // stretched
+    return Image.fromarray(numbers.astype(np.uint8 if image.mode == "L" else np.int32))
 
 
 def _pixels(image: Image.Image, how: PictureDelivery, where: str) -> Pixels:

@@ -56,9 +56,13 @@ def read_npy(
     """Read the array of an ``.npy``; FieldError if it is none."""
     try:
         with NPY_LOCK:
-            return np.asarray(np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False))
+            file = io.BytesIO(raw)
+            array = np.asarray(np.lib.format.read_array(file, allow_pickle=False))
     except (ValueError, EOFError) as error:
         reject(field, raw, where, expected, "Bytes", error)
+    if behind := len(raw) - file.tell():
+        reject(field, raw, where, f"{expected} without the {behind} bytes behind it", "Bytes")
+    return array
 
 
 def compress(field: Declared, pixels: NDArray[np.generic], where: str) -> bytes:

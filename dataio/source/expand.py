@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import braceexpand
 
@@ -11,6 +11,7 @@ from dataio.base.location import bare, split_query
 from dataio.source.advice import directory_advice
 from dataio.source.storage.files import Storage
 from dataio.source.storage.retry import GaveUpError
+from dataio.source.tables import refuse_table, refuse_tables
 
 RECORD_SUFFIXES = tuple(
     suffix + packed for suffix in (".tfrecord", ".tfrecords", ".tfrec") for packed in ("", ".gz")
@@ -194,20 +195,35 @@ def _refuse_twins(paths: Sequence[str]) -> None:
 def _local(name: str) -> tuple[list[str], str]:
     path = Path(name).expanduser()
     if path.is_dir():
+        refuse_tables([path])
         return shards_among(map(str, path.iterdir())), "directory"
     if not path.exists() and Path(f"{path}.bin").is_file() and Path(f"{path}.idx").is_file():
         # Megatron names a dataset by what its two files have in common.
         return [f"{path}.bin"], "path"
     if path.exists() or MAGIC.isdisjoint(name):
         return [str(path)], "path"
-    return local_glob(name), "glob"
+    found = local_glob(name)
+    refuse_tables({Path(each).parent for each in found})
+    return found, "glob"
 
 
 def _remote(name: str, storage: Storage) -> tuple[list[str], str]:
     url = storage.canonical(name)
     if not MAGIC.isdisjoint(url) and not ("[" in url and _is_there(url, storage)):
-        return storage.glob(url), "glob"
+        base = re.split(r"[*?[]", url)[0].rpartition("/")[0]
+        if (found := storage.glob(url)) and "://" in base:
+            _children(base, storage)
+        return found, "glob"
     # A name that ends like a shard costs no request: there may be thousands.
     if is_shard(url) or storage.is_file_of_url(url):
         return [url], "path"
-    return shards_among(storage.children(url)), "directory"
+    children = _children(url, storage)
+    return shards_among(children), "directory"
+
+
+def _children(url: str, storage: Storage) -> list[str]:
+    """List a directory behind a URL, unless it is that of a table."""
+    children = storage.children(url)
+    names = {PurePosixPath(each.rstrip("/")).name: each for each in children}
+    refuse_table(bare(url), names, lambda name: storage.children(names[name]))
+    return children

@@ -92,6 +92,16 @@ def test_what_is_not_of_the_source_is_refused_with_the_cure(tmp_path, shards):
     assert "none.csv cannot be read" in refused(tmp_path / "none.csv")
     (tmp_path / "other.csv").write_text("id,name\n1,a\n")
     assert "has the columns id, name, expected sample_id or key" in refused(tmp_path / "other.csv")
+    for encoding in ("utf-16", "latin-1"):
+        (tmp_path / "codes.csv").write_bytes("key\ns\u00e90\n".encode(encoding))
+        assert "codes.csv cannot be read" in (said := refused(tmp_path / "codes.csv", shards))
+        assert "expected a CSV file in UTF-8" in said
+    for columns in ("sample_id,sample_id", "key,key", "sample_id,key,sample_id"):
+        (tmp_path / "twice.csv").write_text(f"{columns}\n{columns.count(',') * '1,'}1\n")
+        assert "twice.csv has 2 columns" in refused(tmp_path / "twice.csv")
+    table = pa.table([[1], [2]], ["sample_id", "sample_id"])
+    pq.write_table(table, tmp_path / "twice.parquet")
+    assert "twice.parquet has 2 columns sample_id" in refused(tmp_path / "twice.parquet")
     (tmp_path / "text.csv").write_text("sample_id\nabc\n")
     assert "text.csv cannot be read" in refused(tmp_path / "text.csv")
     pq.write_table(pa.table({"sample_id": [0.5]}), tmp_path / "half.parquet")

@@ -1,6 +1,8 @@
 """Crops and flips follow from seed, epoch and sample alone, however batches are made."""
 
 import io
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,25 +11,30 @@ from PIL import Image as Pillow
 import importance
 import shuffle
 from dataio import (
+    CenterCrop,
     FieldError,
     Image,
     ImageSize,
     Int,
     Loader,
     Mask,
+    Pad,
     RandomCrop,
     RandomResizedCrop,
     Reports,
     Resize,
+    ResizeShort,
     Workers,
 )
 from dataio.base.seeding import key, uniform
 from dataio.rows import jpeg
 from dataio.rows.decode import decode_image
-from dataio.rows.fields import row_schema
+from dataio.rows.fields import Field, row_schema
 from dataio.rows.rows import make_rows
-from dataio.rows.views import NUM_DRAWS
+from dataio.rows.samples import OnError
+from dataio.rows.views import NUM_DRAWS, Size
 from dataio.world import run_threads, single_world, thread_worlds
+from tests.dataio.source.shards import write_tar
 from tests.memory_source import MemorySource
 
 NUM_SAMPLES = 46
@@ -169,6 +176,53 @@ def test_without_the_library_no_byte_changes(tmp_path, expected, monkeypatch) ->
     monkeypatch.setattr(jpeg, "_THREAD", type(jpeg._THREAD)())
     with open_loader(single_world(), tmp_path) as loader:
         assert taken(loader) == expected
+
+
+def of_sizes(directory: Path, image: Size, mask: Size) -> str:
+    """A sample of one size, then one whose mask may have another, in a tar."""
+    members = []
+    for number, sizes in enumerate(((image, image), (image, mask))):
+        for ending, size in zip(("jpg", "png"), sizes, strict=True):
+            file = io.BytesIO()
+            form = "JPEG" if ending == "jpg" else "PNG"
+            Pillow.new("L", (size[1], size[0])).save(file, form)
+            members.append((f"{number}.{ending}", file.getvalue()))
+    return str(write_tar(directory / "a.tar", members))
+
+
+def weights_of(path: str, directory: Path, *, on_error: OnError = "raise", **view: Any) -> Any:
+    fields: dict[str, Field] = {"i": Image("jpg", **view), "m": Mask("png", **view)}
+    with Loader(
+        path, batch_size=2, fields=fields, cache=directory / "cache", on_error=on_error,
+        workers=Workers(threads=0), reports=Reports(progress=False),
+    ) as loader:  # fmt: skip
+        return [sorted(batch["weight"].tolist()) for batch in loader]
+
+
+@pytest.mark.parametrize(
+    "crop", [RandomCrop(16), RandomResizedCrop(16), CenterCrop(16), Pad(64)], ids=str
+)
+def test_a_mask_of_another_size_is_not_cropped_beside_its_picture(tmp_path, crop) -> None:
+    path = of_sizes(tmp_path, (40, 60), (20, 30))
+    expected = (
+        r"sample 1, field 'm': is 20 x 30 \(height x width\), expected 40 x 60 as field 'i', or "
+        rf"{type(crop).__name__}\(.*declare resize="
+    )
+    with pytest.raises(FieldError, match=expected):
+        weights_of(path, tmp_path, crop=crop)
+    assert weights_of(path, tmp_path, crop=crop, on_error="skip") == [[0.0, 1.0]]
+
+
+@pytest.mark.parametrize("resize", [Resize(20), ResizeShort(20)], ids=str)
+def test_a_mask_of_another_size_is_cropped_after_a_resize(tmp_path, resize) -> None:
+    path = of_sizes(tmp_path, (40, 61), (20, 30))
+    assert weights_of(path, tmp_path, resize=resize, crop=RandomCrop(16)) == [[1.0, 1.0]]
+
+
+def test_a_mask_of_other_proportions_is_refused(tmp_path) -> None:
+    path = of_sizes(tmp_path, (40, 60), (60, 40))
+    with pytest.raises(FieldError, match=r"is 60 x 40 .*, expected 40 x 60 as field 'i'"):
+        weights_of(path, tmp_path, resize=ResizeShort(20), crop=RandomCrop(16))
 
 
 def test_another_crop_stages_nothing_anew(tmp_path) -> None:

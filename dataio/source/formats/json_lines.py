@@ -54,7 +54,7 @@ def _values(storage: Storage, walk: InOrder, shard: Shard, fields: Mapping[str, 
 
 def _value(document: dict[str, object], text: str, field: Field, name: str, where: str) -> Raw:
     try:
-        value = json_value(document, field.key, where, text=text)
+        value = json_value(document, field.key, where, field=field, text=text)
     except KeyError:
         refuse_key(where, document, field.key, name)
     return shaped(value, field, name) if isinstance(value, np.ndarray) else value

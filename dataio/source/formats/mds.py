@@ -106,7 +106,7 @@ def _values(
         values = cut_values(data, columns.sizes, where)
         raws: list[Raw] = []
         for name, field, column, encoding, key in wanted:
-            value = _value(values[column], encoding, key, where, columns.names[column])
+            value = _value(values[column], encoding, key, where, columns.names[column], field)
             if key and isinstance(value, np.ndarray):
                 value = shaped(value, field, name)
             raws.append(value)
@@ -130,11 +130,11 @@ def _read_columns(table: OffsetTable, shard: Shard) -> _Columns:
     return _Columns(names, encodings, [size or None for size in sizes])
 
 
-def _value(data: memoryview, encoding: str, key: str, where: str, column: str) -> Raw:
+def _value(data: memoryview, encoding: str, key: str, where: str, column: str, field: Field) -> Raw:
     try:
         if key:
             text = json_text(data)
-            return json_value(read_json(text), key, where, text=text)
+            return json_value(read_json(text), key, where, field=field, text=text)
         if encoding in AS_BYTES:
             return data
         if encoding in SCALARS:

@@ -2,12 +2,13 @@
 
 import json
 import math
+from decimal import Decimal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import FieldError
-from dataio.rows.fields import Raw
+from dataio.rows.fields import Array, Field, Int, Raw, Tokens
 from dataio.source.values import listed_numbers, raw_value
 
 
@@ -62,15 +63,20 @@ def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_distinct)
+_EXACT_DECODER = json.JSONDecoder(parse_float=Decimal)
+LEAST_ROUNDED, MOST_WHOLE = 2.0**50, 2.0**64
+"""From the one on float64 has few digits behind the point, if any; whole numbers end at the other.
+"""
 
 
-def json_value(document: object, key: str, where: str, *, text: str) -> Raw:
+def json_value(document: object, key: str, where: str, *, field: Field, text: str) -> Raw:
     """Bring a value of a JSON document to a form that fields take.
 
     Args:
         document: The document; "a.b" is found under the keys "a", then "b", unless it has "a.b".
         key: Which of its values.
         where: Shard and sample, for the message.
+        field: What takes it.
         text: What the document was read from.
 
     Returns:
@@ -78,7 +84,8 @@ def json_value(document: object, key: str, where: str, *, text: str) -> Raw:
 
     Raises:
         KeyError: If the document has no such key; it names those that are there.
-        FieldError: If the value is null, or a number that float64 makes infinite.
+        FieldError: If the value is null, or a number that float64 makes infinite; or, of a field
+            of whole numbers, another number.
     """
     found = _find(document, key)
     numbers = listed_numbers(found) if isinstance(found, list) else None
@@ -88,11 +95,37 @@ def json_value(document: object, key: str, where: str, *, text: str) -> Raw:
             f"{where}, key {key!r}: found a number beyond 1.8e308, the most of float64, expected "
             "less; repair the value, or write it as Infinity where it is meant so"
         )
+    if _is_whole(field) and _may_be_rounded(value):
+        _check_exact(_find(_EXACT_DECODER.decode(text), key), f"{where}, key {key!r}")
     if numbers is not None:
         return numbers
     if isinstance(found, (dict, list)):
         return json.dumps(found, ensure_ascii=False)
     return raw_value(found, f"{where}, key {key!r}")
+
+
+def _is_whole(field: Field) -> bool:
+    dtype = field.dtype if isinstance(field, (Array, Tokens)) else ""
+    return isinstance(field, Int) or bool(dtype and np.dtype(dtype).kind in "iu")
+
+
+def _may_be_rounded(value: object) -> bool:
+    """Whether a number with a point or an exponent is so large that it may stand for another."""
+    if isinstance(value, np.ndarray):
+        size = np.abs(value) if value.dtype.kind == "f" else np.zeros(0)
+        return bool(((size >= LEAST_ROUNDED) & (size < MOST_WHOLE)).any())
+    return isinstance(value, float) and LEAST_ROUNDED <= abs(value) < MOST_WHOLE
+
+
+def _check_exact(value: object, where: str) -> None:
+    if isinstance(value, list):
+        for one in value:
+            _check_exact(one, where)
+    elif isinstance(value, Decimal) and value.is_finite() and value != float(value):
+        raise FieldError(
+            f"{where}: found {value!s:.40}, of which float64 makes {float(value):.1f}, expected a "
+            "whole number that arrives as it is; write its digits alone, without point or exponent"
+        )
 
 
 def _is_infinite(value: object) -> bool:

@@ -3,8 +3,10 @@
 import io
 import math
 import os
+import struct
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -237,6 +239,68 @@ def test_a_mask_keeps_its_class_numbers() -> None:
     wide = encoded(Pillow.fromarray(np.full((4, 4), 300, np.uint16)), "PNG")
     with pytest.raises(FieldError, match="numbers from 300 to 300, expected at most 255"):
         delivered(wide, Mask("png"))
+
+
+NUMBERS = np.array([[0, 1, 2, 3], [3, 2, 1, 0]], np.uint8)
+
+
+def packed(bits: int) -> bytes:
+    ones = (NUMBERS[..., None] >> np.arange(bits - 1, -1, -1)) & 1
+    return b"".join(np.packbits(row).tobytes() for row in ones.reshape(len(NUMBERS), -1))
+
+
+def gray_png(bits: int) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    lines = packed(bits)
+    width = len(lines) // 2
+    stored = zlib.compress(b"\0" + lines[:width] + b"\0" + lines[width:])
+    header = struct.pack(">IIBBBBB", 4, 2, bits, 0, 0, 0, 0)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", stored) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+def gray_tiff(bits: int, *, zero_is_black: bool = True) -> bytes:
+    raw = packed(bits)
+    entries = (
+        (256, 4), (257, 2), (258, bits), (259, 1), (262, int(zero_is_black)), (273, 8), (277, 1),
+        (278, 2), (279, len(raw)),
+    )  # fmt: skip
+    directory = b"".join(struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in entries)
+    head = b"II*\0" + struct.pack("<I", 8 + len(raw)) + raw
+    return head + struct.pack("<H", len(entries)) + directory + bytes(4)
+
+
+def pgm(most: int) -> bytes:
+    kind = np.dtype(">u2" if most > 255 else "u1")
+    return b"P5 4 2 %d\n" % most + NUMBERS.astype(kind).tobytes()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *map(gray_png, (2, 4, 8)), *map(gray_tiff, (2, 4, 8)),
+        *map(pgm, (3, 15, 100, 254, 255, 300, 65535)), b"P2 4 2 3\n0 1 2 3 3 2 1 0\n",
+    ],
+)  # fmt: skip
+def test_class_numbers_of_few_bits_are_not_stretched(data: bytes) -> None:
+    assert (delivered(data, Mask("x"))[..., 0] == NUMBERS).all()
+    assert set(np.unique(delivered(data, Mask("x", resize=Resize(5))))) <= {0, 1, 2, 3}
+
+
+def test_class_numbers_that_a_file_turns_around_are_refused() -> None:
+    for bits in (2, 4, 8):
+        with pytest.raises(FieldError, match=r"^sample 7, .*says that 0 is white.*; write the"):
+            delivered(gray_tiff(bits, zero_is_black=False), Mask("x"))
+
+
+def test_class_numbers_of_one_bit_are_0_and_1() -> None:
+    ones = np.eye(9, dtype=bool)
+    for form in ("PNG", "TIFF"):
+        assert (delivered(encoded(Pillow.fromarray(ones), form), Mask("x"))[..., 0] == ones).all()
 
 
 def test_a_mask_is_cut_where_its_image_is() -> None:

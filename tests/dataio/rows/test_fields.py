@@ -121,6 +121,8 @@ def test_no_field_is_refused() -> None:
         ),
         (Array("x", (2,), "int8"), npy(np.zeros(2)), r"found float64\[2\], expected int8\[2\]"),
         (Array("x", (2,), "int8"), npy(np.zeros(2))[:20], r"expected an \.npy of int8\[2\]"),
+        (Array("x", (2,), "int8"), npy(np.zeros(2, np.int8)) + b"xy", "without the 2 bytes behind"),
+        (Tokens("ids"), npy(np.zeros(2, np.int32)) + bytes(4), "without the 4 bytes behind it"),
         (Array("x", (2,), "int8"), 1, r"found int64\[\], expected int8\[2\]"),
         (Image("jpg"), 3, "found 3, expected bytes; declare Int, Float or Array instead of Image"),
         (Bytes("bin"), 3, "found 3, expected bytes"),

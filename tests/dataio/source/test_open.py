@@ -108,6 +108,34 @@ def test_other_formats_are_refused(tmp_path: Path, names: list[str], found: str)
 
 
 @pytest.mark.parametrize(
+    ("log", "kind"),
+    [
+        ("_delta_log/00000000000000000000.json", "Delta"), (".hoodie/hoodie.properties", "Hudi"),
+        ("metadata/v1.metadata.json", "Iceberg"), ("_spark_metadata/0", "Spark"),
+    ],
+)  # fmt: skip
+def test_a_table_with_a_log_is_refused_unless_files_are_named(
+    tmp_path: Path, log: str, kind: str
+) -> None:
+    table = tmp_path / "table"
+    for place in ("", "year=2020", "data/year=2020"):
+        (table / place).mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"cls": [1, 2]}), table / place / "part-0.parquet")
+    spelled = [
+        "table", "table/", "table/*.parquet", "table/year=2020", "table/*/*.parquet",
+        "table/**/*.parquet", "table/data/year=2020", "t*/year=2020/part-?.parquet",
+    ]  # fmt: skip
+    assert all(open_source(f"{tmp_path}/{name}").num_samples for name in spelled)
+    (table / log).parent.mkdir()
+    (table / log).write_text("{}")
+    for name in spelled:
+        with pytest.raises(SourceError, match=rf"table: is a table of {kind}.*write it as Parq"):
+            open_source(f"{tmp_path}/{name}")
+    named = [f"{table}/part-0.parquet", f"{table}/year=2020/part-{{0..0}}.parquet"]
+    assert open_source(named).num_samples == 4
+
+
+@pytest.mark.parametrize(
     ("names", "found"),
     [
         (["a/0.png"], "a folder of images"),

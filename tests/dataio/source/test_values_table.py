@@ -25,7 +25,7 @@ import pytest
 import torch
 
 from dataio import ArrayFiles
-from dataio.base.errors import DataioError
+from dataio.base.errors import DataioError, FieldError
 from dataio.rows.fields import Array, Bytes, Field, Float, Int, Text, Tokens
 from dataio.source import DatasetSource, NumpySource, Source, TransformedSource, open_source
 from tests.dataio.source.formats.record_cases import framed, packed
@@ -486,3 +486,50 @@ def test_a_value_arrives_as_it_is_or_is_refused(kind: str, tmp_path: Path) -> No
     assert not wrong, f"{len(wrong)} cells:\n" + "\n".join(wrong)
     assert num_kept + num_refused >= CELLS[kind]
     assert num_kept > 50
+
+
+def json_sources(directory: Path, number: str) -> Iterator[tuple[str, Source]]:
+    """A number as it is written, alone and in a list, in each format that holds JSON."""
+    for key, value in (("x", number), ("y", f"[7, {number}, 7]"), ("z.a", f"[[{number}]]")):
+        name, _, inner = key.partition(".")
+        value = f'{{"{inner}": {value}}}' if inner else value
+        text = f'{{"{name}": {value}}}'
+        (directory / "x.jsonl").write_text(f"{text}\n")
+        yield key, open_source(str(directory / "x.jsonl"))
+        yield (
+            f"json.{key}",
+            open_source(str(write_tar(directory / "x.tar", [("0.json", text.encode())]))),
+        )
+        columns = {"column_names": ["c"], "column_encodings": ["json"], "column_sizes": [None]}
+        data = packed_shard([text.encode()], json.dumps(columns | {"version": 2}).encode())
+        (directory / "shard.00000.mds").write_bytes(data)
+        yield f"c.{key}", open_source(str(directory / "shard.00000.mds"))
+
+
+@pytest.mark.parametrize(
+    ("number", "whole"),
+    [
+        ("9007199254740993.0", None), ("-9007199254740993.0", None), ("9007199254740993e0", None),
+        ("900719925474099.3e1", None), ("9007199254740991.9", None), ("4503599627370496.4", None),
+        ("1.2345678901234567e18", None), ("9007199254740992.0", 2**53), ("1e18", 10**18),
+        ("4503599627370497.0", 2**52 + 1), ("1234e15", 1234 * 10**15), ("5.0", 5),
+    ],
+)  # fmt: skip
+def test_whole_numbers_with_a_point_in_json_are_not_rounded(
+    number: str, whole: int | None, tmp_path: Path
+) -> None:
+    for key, source in json_sources(tmp_path, number):
+        ending = key.split(".")[-1]
+        shape = {"x": (), "y": (3,), "a": (1, 1)}[ending]
+        fields: list[Field] = [Array(key, shape, "int64")]
+        fields += [Int(key)] if not shape else [Tokens(key, "int64")] if len(shape) == 1 else []
+        expected = {"y": [7, whole, 7]}.get(ending, [whole])
+        for field in fields:
+            if whole is None:
+                with pytest.raises(FieldError, match=r"of which float64 makes .*its digits alone"):
+                    read_all(source, {"x": field})
+            else:
+                _, (raw,) = read_all(source, {"x": field})[0]
+                assert np.frombuffer(raw, "<i8").tolist() == expected
+        _, (raw,) = read_all(source, {"x": Array(key, shape, "float64")})[0]
+        assert float(number) in np.frombuffer(raw, "<f8").tolist()

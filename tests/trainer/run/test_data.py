@@ -5,6 +5,7 @@ import gzip
 import io
 import lzma
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,6 +91,13 @@ def _tar(data: bytes) -> bytes:
     return file.getvalue()
 
 
+def _docx(data: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as out:
+        out.writestr("word/document.xml", data * 20)
+    return file.getvalue()
+
+
 def _parquet(data: bytes) -> bytes:
     file = io.BytesIO()
     pq.write_table(
@@ -125,6 +133,15 @@ def _mds(data: bytes) -> bytes:
         ("a.json", lambda: b"\n[" + JSON.replace(b"\n", b",\n") + b"{}]", r"a\.json holds records"),
         ("corpus", lambda: JSON, r"corpus holds records in JSON"),
         ("part-0.dat", lambda: JSON[:70_000].split(b"\n")[0], r"part-0\.dat holds records in JSON"),
+        ("a.docx", lambda: _docx(ENGLISH), r"a\.docx \(zip\) begins as no text does, with b'PK"),
+        ("a.pdf", lambda: b"%PDF-1.7\n" + ENGLISH, r"a\.pdf \(PDF\) begins as no text does"),
+        (
+            "a.doc",
+            lambda: b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + ENGLISH,
+            r"a\.doc begins as no text",
+        ),
+        ("a.png", lambda: b"\x89PNG\r\n\x1a\n" + ENGLISH, r"a\.png begins as no text does, with"),
+        ("a.npy", lambda: b"\x93NUMPY\x01\0" + ENGLISH, r"a\.npy begins as no text does, with"),
         ("late.txt", lambda: ENGLISH * 4 + gzip.compress(ENGLISH) * 4, r"late\.txt holds bytes"),
     ],
 )
@@ -149,6 +166,7 @@ def test_what_is_no_text_is_refused_with_the_table_that_it_needs(
         JSON,
         ("日本語の文章です。" * 900).encode(),
         ("déjà vu à Genève " * 900).encode("latin-1"),
+        ("Été à Genève " * 900).encode("latin-1"),
         b"\xef\xbb\xbf" + ENGLISH,
         ENGLISH[:5000] + b"\0" + ENGLISH[5000:],
         b"page\f\r\n\tcolumn \x1b[1mbold\x1b[0m " * 500,

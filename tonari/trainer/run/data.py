@@ -40,7 +40,12 @@ BEGINNINGS = {
     b"ARROW1": "Arrow",
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
+    b"%PDF-": "PDF",
 }
+OF_NO_TEXT = tuple(begin for begin in BEGINNINGS if not begin.isalnum())
+"""Those that no text begins with, however much of the file behind them is text."""
+BEGIN_BYTES = 8
+"""Of these not even one is a control character in a text; archives and pictures begin so."""
 
 
 def token_field(sequence_length: int) -> dataio.Array:
@@ -119,6 +124,7 @@ def _check_is_text(text: NDArray[np.uint8], path: Path, key: str) -> None:
     Raises:
         ConfigError: Names the table that such a file needs.
     """
+    begins = text[:BEGIN_BYTES].tobytes()
     last = max(len(text) - LOOKED_AT_BYTES, 0)
     for start in (0, last // 2, last):
         is_control = CONTROL[text[start : start + LOOKED_AT_BYTES]]
@@ -130,11 +136,12 @@ def _check_is_text(text: NDArray[np.uint8], path: Path, key: str) -> None:
         # Its own bytes are mostly those of the texts that it holds.
         if path.suffix == ".mds" or (path.suffix == ".bin" and path.with_suffix(".idx").exists()):
             found = "is a shard of records"
+        elif CONTROL[text[:BEGIN_BYTES]].any() or begins.startswith(OF_NO_TEXT):
+            found = f"begins as no text does, with {begins!r}"
         elif _holds_records(text[:LOOKED_AT_BYTES].tobytes(), path):
             found = "holds records in JSON (named .txt, their braces and names are trained too)"
         else:
             return
-    begins = text[:6].tobytes()
     kind = next(
         (f" ({name})" for magic, name in BEGINNINGS.items() if begins.startswith(magic)), ""
     )

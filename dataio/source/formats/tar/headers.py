@@ -170,6 +170,9 @@ class HeaderReader:
         window = self._window
         block = bytes(window.view(self.offset, BLOCK))
         if not block.strip(b"\0") and (block or self.offset):
+            if not self.is_plain:
+                expected = "the member that the extended header before names; it is missing"
+                refuse(window.file, self.offset, "the end" if block else "the file's end", expected)
             if self._joined:
                 passed = _end_of_zeros(window, self.offset) - self.offset
                 self.offset += passed // BLOCK * BLOCK

@@ -86,7 +86,7 @@ def value_within(data: memoryview, key: MemberKey, field: Field, name: str, wher
             f"{where}: found {bytes(data[:40])!r}, expected JSON ({error}); write the shard again"
         ) from error
     try:
-        value = json_value(document, key.inner, where, text=text)
+        value = json_value(document, key.inner, where, field=field, text=text)
     except KeyError as error:
         refuse_key(where, error.args, key.inner, name)
     return shaped(value, field, name) if isinstance(value, np.ndarray) else value

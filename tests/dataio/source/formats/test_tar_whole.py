@@ -72,6 +72,23 @@ def test_joined_archives_are_refused_or_read_on_request(
         ]
 
 
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("behind", [b"", bytes(1024), bytes(8192)])
+def test_an_extended_header_without_its_member_is_refused(
+    tmp_path: Path, form: int, joined: bool, behind: bytes
+) -> None:
+    name = "d" * 90 + "/" + "n" * 120
+    path = write_entries(tmp_path / "a.tar", [(f"{name}{i}.txt", b"v") for i in (0, 1)], form=form)
+    # An extended header, its payload, a header and its payload are a member.
+    raw = path.read_bytes()[: (4 + 2) * 512] + behind
+    for file, data in ((path, raw), (tmp_path / "a.tar.gz", gzip.compress(raw))):
+        file.write_bytes(data)
+        expected = r"end at byte 3072, expected the member that the extended header before names"
+        with pytest.raises(SourceError, match=rf"{file.name}: found the .*{expected}"):
+            open_source(str(file), joined=joined)
+
+
 def test_a_loader_of_joined_archives_trains_all(tmp_path: Path) -> None:
     # Two sets that both number their samples from 0 on.
     (tmp_path / "a.tar").write_bytes(raw_tar(tmp_path, 0) * 2 + bytes(1 << 20))

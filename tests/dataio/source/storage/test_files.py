@@ -89,6 +89,15 @@ def test_a_url_reads_like_a_file(tmp_path: Path) -> None:
         expected = read_all(open_source(str(path)), fields)
         assert read_all(open_source("memory://shards/a.tar"), fields) == expected
         assert read_all(open_source("memory://shards/*.tar"), fields) == expected
+        memory.pipe("/shards/_delta_log/0.json", b"{}")
+        for name in ("memory://shards", "memory://shards/*.tar", "memory://shards/?.t*"):
+            with pytest.raises(SourceError, match=r"memory://shards: is a table of Delta"):
+                open_source(name)
+        assert read_all(open_source("memory://shards/a.tar"), fields) == expected
+        memory.rm("/shards/_delta_log", recursive=True)
+        memory.pipe("/shards/metadata/1.metadata.json", b"{}")
+        with pytest.raises(SourceError, match=r"memory://shards: is a table of Iceberg"):
+            open_source("memory://shards")
         with pytest.raises(SourceError, match=r"memory://shards/b\.tar: cannot be opened"):
             open_source("memory://shards/b.tar")
         with pytest.raises(SourceError, match="cannot be opened"):
