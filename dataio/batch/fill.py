@@ -15,7 +15,7 @@ from dataio.rows.fields import Decodes, Field, Text, Tokens
 from dataio.rows.image import Image, Mask
 from dataio.rows.refused import WORDS, find_refused, is_replaced
 from dataio.rows.samples import Array, AsList, NothingDecodesError, OnError, Value
-from dataio.rows.views import MIDDLE, NUM_DRAWS, Draws, Size
+from dataio.rows.views import MIDDLE, NUM_DRAWS, Draws, RandomResizedCrop, Size
 from dataio.store.files.reader import RowReader
 
 SMALL_BYTES = 64
@@ -254,6 +254,12 @@ class Filler:
         resize = kind.resize
         for other, its_size in others:
             if size == its_size:
+                continue
+            (height, width), (its_height, its_width) = size, its_size
+            # Its part is drawn as shares of the sides.
+            if isinstance(kind.crop, RandomResizedCrop) and (
+                abs(height * its_width - width * its_height) <= max(size)
+            ):
                 continue
             if resize is not None:
                 pairs = zip(resize.resized(size), resize.resized(its_size), strict=True)

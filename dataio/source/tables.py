@@ -1,6 +1,7 @@
 """Directories of tables: a log, which is not read here, says which of their files are in them."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from dataio.base.errors import SourceError
@@ -25,11 +26,13 @@ def refuse_tables(places: Iterable[Path]) -> None:
         while at not in seen:
             seen.add(at)
             names = {name for name in (*LOGS, ICEBERG_LOG) if (at / name).is_dir()}
-            refuse_table(
-                str(at), names, lambda name, at=at: (p.name for p in (at / name).iterdir())
-            )
+            refuse_table(str(at), names, partial(_names_in, at))
             if "=" in at.name or at.name == ICEBERG_DATA:
                 at = at.parent
+
+
+def _names_in(place: Path, name: str) -> Iterable[str]:
+    return (child.name for child in (place / name).iterdir())
 
 
 def refuse_table(

@@ -199,9 +199,7 @@ def weights_of(path: str, directory: Path, *, on_error: OnError = "raise", **vie
         return [sorted(batch["weight"].tolist()) for batch in loader]
 
 
-@pytest.mark.parametrize(
-    "crop", [RandomCrop(16), RandomResizedCrop(16), CenterCrop(16), Pad(64)], ids=str
-)
+@pytest.mark.parametrize("crop", [RandomCrop(16), CenterCrop(16), Pad(64)], ids=str)
 def test_a_mask_of_another_size_is_not_cropped_beside_its_picture(tmp_path, crop) -> None:
     path = of_sizes(tmp_path, (40, 60), (20, 30))
     expected = (
@@ -219,10 +217,30 @@ def test_a_mask_of_another_size_is_cropped_after_a_resize(tmp_path, resize) -> N
     assert weights_of(path, tmp_path, resize=resize, crop=RandomCrop(16)) == [[1.0, 1.0]]
 
 
-def test_a_mask_of_other_proportions_is_refused(tmp_path) -> None:
+def test_a_part_of_random_sides_is_the_same_of_a_mask_of_half_the_size(tmp_path) -> None:
+    members = []
+    for ending, form, height, width in (("jpg", "JPEG", 60, 80), ("png", "PNG", 30, 40)):
+        columns = (np.arange(width) * (80 // width)).astype(np.uint8)
+        file = io.BytesIO()
+        Pillow.fromarray(np.broadcast_to(columns, (height, width))).save(file, form)
+        members.append((f"0.{ending}", file.getvalue()))
+    view: Any = {"crop": RandomResizedCrop(20), "flip": 0.5}
+    fields: dict[str, Field] = {"i": Image("jpg", channels=1, **view), "m": Mask("png", **view)}
+    with Loader(
+        str(write_tar(tmp_path / "a.tar", members)), batch_size=1, fields=fields,
+        cache=tmp_path / "cache", workers=Workers(threads=0), reports=Reports(progress=False),
+    ) as loader:  # fmt: skip
+        for _ in loader.epochs(4):
+            (batch,) = loader
+            apart = batch["i"][0, 0].int() - batch["m"][0].int()
+            assert int(apart.abs().max()) <= 6, "of 80 columns: two pixels of the mask, and JPEG"
+
+
+@pytest.mark.parametrize("crop", [RandomCrop(16), RandomResizedCrop(16)], ids=str)
+def test_a_mask_of_other_proportions_is_refused(tmp_path, crop) -> None:
     path = of_sizes(tmp_path, (40, 60), (60, 40))
     with pytest.raises(FieldError, match=r"is 60 x 40 .*, expected 40 x 60 as field 'i'"):
-        weights_of(path, tmp_path, resize=ResizeShort(20), crop=RandomCrop(16))
+        weights_of(path, tmp_path, resize=ResizeShort(20), crop=crop)
 
 
 def test_another_crop_stages_nothing_anew(tmp_path) -> None:
