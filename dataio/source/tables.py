@@ -1,6 +1,7 @@
 """Directories of tables: a log, which is not read here, says which of their files are in them."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from dataio.base.errors import SourceError
@@ -25,9 +26,7 @@ def refuse_tables(places: Iterable[Path]) -> None:
         while at not in seen:
             seen.add(at)
             names = {name for name in (*LOGS, ICEBERG_LOG) if (at / name).is_dir()}
-            refuse_table(
-                str(at), names, lambda name, at=at: (p.name for p in (at / name).iterdir())
-            )
+            refuse_table(str(at), names, partial(_names_in, at))
             if "=" in at.name or at.name == ICEBERG_DATA:
                 at = at.parent
 
@@ -56,3 +55,7 @@ def refuse_table(
                 "with a reader of its own (deltalake, pyiceberg, Spark) and write it as Parquet, "
                 "or give a list of the files that it names, if no row of these was removed"
             )
+
+
+def _names_in(place: Path, name: str) -> list[str]:
+    return [child.name for child in (place / name).iterdir()]
