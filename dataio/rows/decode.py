@@ -394,8 +394,8 @@ def _by_pillow(data: memoryview | Pixels, how: PictureDelivery, where: str) -> P
 def _as_numbered(image: Image.Image, data: memoryview | Pixels, where: str) -> Image.Image:
     """Bring gray back to the numbers in the file, which Pillow stretches to 8 or 16 bits."""
     with Image.open(io.BytesIO(as_stored(data))) as unread:
-        codec, _, _, args = unread.tile[0]
-    raw_mode, most = (args, 0) if isinstance(args, str) else (*(args or ()), "", 0)[:2]
+        codec, _, _, args = unread.tile[0] if unread.tile else ("", None, 0, None)
+    raw_mode, most = args[:2] if isinstance(args, tuple) and len(args) > 1 else (args, 0)
     if raw_mode in ("L;I", "L;2I", "L;4I"):
         raise FieldError(
             f"{where}: says that 0 is white, which turns its numbers around, expected class "

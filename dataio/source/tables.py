@@ -31,10 +31,6 @@ def refuse_tables(places: Iterable[Path]) -> None:
                 at = at.parent
 
 
-def _names_in(place: Path, name: str) -> Iterable[str]:
-    return (child.name for child in (place / name).iterdir())
-
-
 def refuse_table(
     place: str, names: Iterable[str], names_in: Callable[[str], Iterable[str]]
 ) -> None:
@@ -59,3 +55,7 @@ def refuse_table(
                 "with a reader of its own (deltalake, pyiceberg, Spark) and write it as Parquet, "
                 "or give a list of the files that it names, if no row of these was removed"
             )
+
+
+def _names_in(place: Path, name: str) -> list[str]:
+    return [child.name for child in (place / name).iterdir()]
