@@ -152,7 +152,7 @@ def test_epochs_on_two_nodes_are_planned_from_one(settings, tmp_path, capsys):
     assert "without it an epoch would take" in shown
     assert "it has paid after" in shown
     assert main([*command, "--hidden", "1"]) == 2
-    assert "--hidden is 1.0, expected a share in [0, 1)" in capsys.readouterr().err
+    assert "argument --hidden: 1, expected a share in [0, 1)" in capsys.readouterr().err
     cluster.write_text(TWO_NODES.replace("units = 2", "units = 1"))
     assert main(command) == 1
     assert "has 1 ranks, fewer than the 2 of the job" in capsys.readouterr().err

@@ -24,7 +24,7 @@ TINY = SampleSet(name="tiny", num_samples=128, sample_bytes=64, batch_size=16)
 FAKE_PEER = '''
 """A loader in order, which {what}."""
 import numpy as np
-from tonari.bench.loader.peers.harness import DeliveredBatch, Feed, run
+from tonari.bench.loader.peers.harness import DeliveredBatch, PeerFeed, run
 
 def prepare(task):
     (task.open_source(), __import__("pathlib").Path(task.prepared).mkdir())
@@ -37,7 +37,7 @@ def open_feed(task):
             payload = packed.rows()[ids]
             {damage}
             yield DeliveredBatch(ids, packed.labels[ids], payload)
-    return Feed(epoch)
+    return PeerFeed(epoch)
 
 run(prepare, open_feed)
 '''
