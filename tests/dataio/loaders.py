@@ -73,13 +73,16 @@ def loss_of(ids, epoch):
     return loss, ids % 2 == 0, torch.full((len(ids),), 0.9)
 
 
-def train(loader, epochs=EPOCHS):
-    """Run to the end: a list of (epoch, kind, step, digest)."""
+def train(loader, epochs=EPOCHS, *, save_at=None, path=None):
+    """Run to the end, or save at a step and stop: a list of (epoch, kind, step, digest)."""
     seen = []
     for epoch in loader.epochs(epochs):
         for batch in loader:
             loader.report(batch, *loss_of(batch["sample_id"], epoch))
             seen.append((epoch, "train", loader.step, digest(batch)))
+            if save_at == (epoch, loader.step):
+                loader.save(path)
+                return seen
         for batch in loader.refresh():
             loader.report(batch, *loss_of(batch["sample_id"], epoch + 0.5))
             seen.append((epoch, "refresh", 0, digest(batch)))

@@ -13,7 +13,7 @@ from tonari.outputs import check_output
 def test_a_benchmark_begins_nothing_whose_result_it_could_not_write(
     tmp_path, monkeypatch, command, flag
 ):
-    for work in ("command.measure_loaders", "exchange.measure_exchange"):
+    for work in ("command.measure_loaders", "exchange.command.measure_exchange"):
         monkeypatch.setattr(f"tonari.bench.{work}", lambda *_: pytest.fail("it was begun"))
     with pytest.raises(CommandError, match=rf"{flag} .*found no directory .*make it first"):
         bench([command, flag, str(tmp_path / "none" / "out.png")])

@@ -59,7 +59,8 @@ class NextTokenInDocument:
     def losses(self, logits: Tensor, target: Tensor) -> Tensor:
         """Compute the mean cross-entropy of a row's targets: floating[batch]."""
         # floating[batch, places]
-        losses = cross_entropy(logits.flatten(0, 1), target.flatten()).view(target.shape)
+        losses = cross_entropy(logits.flatten(0, 1), target.flatten(), ignored=NO_TARGET)
+        losses = losses.view(target.shape)
         return _mean(losses, target)
 
     def outcome(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -160,17 +160,18 @@ def check_classes(target: Tensor, classes: int, column: str) -> None:
         )
 
 
-def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, target: Tensor, *, ignored: int = NO_CLASS) -> Tensor:
     """Compute a loss a row, in float32 at least.
 
     Args:
         logits: floating[rows, classes]; a DTensor split by class is not gathered.
         target: int64[rows].
+        ignored: The target whose loss is 0.
     """
     logits = _precise(logits)
     if not isinstance(logits, DTensor):
         # torch leaves out -100 in silence.
-        return F.cross_entropy(logits, target, reduction="none", ignore_index=NO_CLASS)
+        return F.cross_entropy(logits, target, reduction="none", ignore_index=ignored)
     # Not torch's loss_parallel: it wants the backward pass in its context too, which is not ours.
     largest, _ = _largest(logits)
     exponents = (logits.to_local() - largest[:, None]).exp().sum(dim=1)
