@@ -142,11 +142,13 @@ def serve(
                     selector.register(child.descriptor, selectors.EVENT_READ, child)
                     selector.register(asker, selectors.EVENT_READ, child)
                     _answer(asker, pid=pid)
+                elif key.data not in children:
+                    continue  # it ended, and whoever asked for it is gone, at the same moment
                 elif key.fileobj is key.data.asker:
                     # It is gone, or wants this: either way the process has to go.
                     selector.unregister(key.data.asker)
                     _kill(key.data)
-                elif key.data in children:
+                else:
                     children.remove(key.data)
                     _end(key.data, selector)
 
