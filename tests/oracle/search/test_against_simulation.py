@@ -69,9 +69,7 @@ def both(
     return planned, epochs, fed, link_s
 
 
-# TODO(#41): not every draw holds. With rows=11057, row_bytes=2e3, exchange=0, hidden=0.4,
-# quota=0.9, computing_s=batch_s=0.0625 and disk=0.001 on one node of 2 ranks, the price of the
-# refresh is 27.0 s where the plan has 21.1. Without a seed, names in here change the draws.
+# Without a seed, names in here change the draws; of those it does not hold see the test below.
 @seed(1)
 @settings(max_examples=25, deadline=None)
 @given(
@@ -127,6 +125,16 @@ def test_an_epoch_is_priced_as_it_is_simulated(
     assert price_s == pytest.approx(planned.epoch_s, rel=0.02, abs=meets_s + first_s)
     if not meets_s and quota:
         assert waits_s["windows"] == pytest.approx(planned.windows_s, rel=0.02, abs=first_s)
+
+
+@pytest.mark.xfail(reason="a refresh that waits for a slow disk is priced too high", strict=True)
+def test_a_refresh_by_a_slow_disk_is_priced_as_it_is_simulated(directory):
+    # One example by which the property above was seen not to hold: 27.0 s for 21.1 s.
+    test_an_epoch_is_priced_as_it_is_simulated.hypothesis.inner_test(
+        directory, nodes=1, ranks=2, rows=11057, row_bytes=2e3, exchange=0, hidden=0.4, quota=0.9,
+        computing_s=0.0625, batch_s=0.0625, gbyte_s=10.0, source_gbyte_s=0.1, disk=0.001,
+        accumulate=1,
+    )  # fmt: skip
 
 
 def test_staging_beside_training_costs_as_much_in_a_price_as_in_a_plan(directory):

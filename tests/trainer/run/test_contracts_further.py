@@ -182,6 +182,25 @@ def test_a_gradient_that_stops_is_refused_where_it_would_have_to_pass(at: int) -
             model.traced().crossing(cut)
 
 
+class Answer:
+    """What torch does not look into, unlike a tuple or a dict."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+class Answers(Stopped):
+    def forward(self, x: Tensor) -> Answer:  # type: ignore[override]
+        return Answer(super().forward(x))
+
+
+def test_logits_within_an_object_of_ones_own_are_gone_back_from() -> None:
+    model = Adapted(Answers(at=4), layers="layers", output=lambda answer: answer.logits)
+    model.describe_inputs(lambda rows: torch.empty(rows, WIDTH, device="meta"))
+    for cut in (1, 2, 3):
+        model.traced().crossing(cut)
+
+
 def test_rows_that_fill_up_a_batch_of_batch_statistics_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -476,8 +476,9 @@ class _Pass(TorchFunctionMode):
                 f"{self._kind}.forward called {self.now.phase + 1} of the {len(self._blocks)} "
                 "layers named, expected each once, in their order; name the layers that it calls"
             )
-        self._given_back = tensors_of((called,), {})
         self.logits = self._output(called)
+        # Logits may come out of an object that torch does not look into.
+        self._given_back = [*tensors_of((called,), {}), self.logits]
         self.flops = int(counter.get_total_flops())
 
     @contextmanager
