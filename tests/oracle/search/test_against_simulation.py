@@ -85,6 +85,16 @@ def test_an_epoch_is_priced_as_it_is_simulated(
     gbyte_s, source_gbyte_s, disk, accumulate,
 ):  # fmt: skip
     assume(nodes * ranks > 1)
+    hold_price_to_plan(
+        directory, nodes, ranks, rows, row_bytes, exchange, hidden, quota, computing_s, batch_s,
+        gbyte_s, source_gbyte_s, disk, accumulate,
+    )  # fmt: skip
+
+
+def hold_price_to_plan(
+    directory, nodes, ranks, rows, row_bytes, exchange, hidden, quota, computing_s, batch_s,
+    gbyte_s, source_gbyte_s, disk, accumulate,
+):  # fmt: skip
     overrides = [
         f"shuffle.exchange={exchange}", f"optimizer.accumulate={accumulate}",
         f"mesh.dp_replicate={nodes * ranks}", "data.workers={threads=1}",
@@ -127,10 +137,10 @@ def test_an_epoch_is_priced_as_it_is_simulated(
         assert waits_s["windows"] == pytest.approx(planned.windows_s, rel=0.02, abs=first_s)
 
 
-@pytest.mark.xfail(reason="a refresh that waits for a slow disk is priced too high", strict=True)
+@pytest.mark.xfail(raises=AssertionError, strict=True)
 def test_a_refresh_by_a_slow_disk_is_priced_as_it_is_simulated(directory):
-    # One example by which the property above was seen not to hold: 27.0 s for 21.1 s.
-    test_an_epoch_is_priced_as_it_is_simulated.hypothesis.inner_test(
+    # One example for which the property above does not hold yet: 27.0 s for 21.1 s.
+    hold_price_to_plan(
         directory, nodes=1, ranks=2, rows=11057, row_bytes=2e3, exchange=0, hidden=0.4, quota=0.9,
         computing_s=0.0625, batch_s=0.0625, gbyte_s=10.0, source_gbyte_s=0.1, disk=0.001,
         accumulate=1,
