@@ -14,7 +14,7 @@ from tonari.trainer.mesh.parallelize import average_buffers, parallelize
 from tonari.trainer.mesh.pipeline import Pipeline
 from tonari.trainer.mesh.place import Place, place_of
 from tonari.trainer.models import GPT, Adapted, ResNet, SmallCNN, StagedModel, ViT, seeded
-from tonari.trainer.models.trace import Inputs
+from tonari.trainer.models.given import Inputs
 from tonari.trainer.run.loop import Summary, train
 from tonari.trainer.run.schedule import learning_rate
 from tonari.trainer.run.step import evaluate, rescore, train_step

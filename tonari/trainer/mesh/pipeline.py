@@ -27,7 +27,8 @@ from tonari.trainer.mesh.randomness import Randomness
 from tonari.trainer.mesh.stage import Stage
 from tonari.trainer.mesh.tied import Ties
 from tonari.trainer.mesh.unequal import Unequal, sharing_groups
-from tonari.trainer.models.trace import Inputs, leaves
+from tonari.trainer.models.given import Inputs
+from tonari.trainer.models.trace import leaves
 
 TORCH_NAMES: dict[Schedule, str] = {
     "gpipe": "GPipe",

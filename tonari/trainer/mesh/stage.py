@@ -12,7 +12,8 @@ from torch.distributed.pipelining import PipelineStage
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.randomness import Randomness
 from tonari.trainer.mesh.writable import writable
-from tonari.trainer.models.trace import Inputs, leaves
+from tonari.trainer.models.given import Inputs
+from tonari.trainer.models.trace import leaves
 
 MOST_APART = 0.05
 """Of the largest value: more than rounding in bfloat16 makes of what is the same."""

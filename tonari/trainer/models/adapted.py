@@ -21,6 +21,14 @@ from torch.utils.hooks import RemovableHandle
 
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.models.absent import Absent, Reach
+from tonari.trainer.models.given import (
+    Inputs,
+    OutputError,
+    call,
+    extra_losses,
+    first_tensor,
+    pick_logits,
+)
 from tonari.trainer.models.hub import HubFormat, Stored
 from tonari.trainer.models.plan import check_divides, styles_of
 from tonari.trainer.models.split import check_split
@@ -30,19 +38,13 @@ from tonari.trainer.models.trace import (
     NUM_ROWS,
     STEM,
     Handed,
-    Inputs,
     Key,
     ModelTrace,
-    OutputError,
     Shape,
-    call,
     check_passes,
     counts,
-    extra_losses,
-    first_tensor,
     leaves,
     name_of,
-    pick_logits,
     shape,
     tensors_of,
     trace,

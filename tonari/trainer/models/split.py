@@ -11,8 +11,9 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.models.absent import OF_A_SHAPE
 from tonari.trainer.models.fake import fake_tensors, written
+from tonari.trainer.models.given import Inputs, call
 from tonari.trainer.models.styles import Conv1D, LocalPart
-from tonari.trainer.models.trace import Inputs, call, copy_without_data
+from tonari.trainer.models.trace import copy_without_data
 from tonari.trainer.private.dispatch import TorchDispatchMode
 from tonari.trainer.private.storages import storage_id
 from tonari.trainer.private.trees import tree_leaves, tree_map

@@ -21,8 +21,9 @@ from dataio.rows.samples import Batch
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.contracts import check_losses
 from tonari.trainer.models import Adapted, StagedModel
+from tonari.trainer.models.given import Inputs
 from tonari.trainer.models.staged import scaled
-from tonari.trainer.models.trace import NUM_ROWS, Inputs, Shape
+from tonari.trainer.models.trace import NUM_ROWS, Shape
 from tonari.trainer.models.unchanged import without_trace
 from tonari.trainer.private.norms import BatchNorm
 from tonari.trainer.private.trees import tree_map

@@ -16,7 +16,7 @@ from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.pipeline import Pipeline
 from tonari.trainer.models import Adapted, StagedModel
 from tonari.trainer.models.documents import positions_of
-from tonari.trainer.models.trace import Inputs
+from tonari.trainer.models.given import Inputs
 from tonari.trainer.run.data import VOCABULARY
 from tonari.trainer.run.step import evaluating
 from tonari.trainer.run.tasks import Columns, cross_entropy, judge

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from dataio.rows.samples import Batch
 from tonari.trainer.errors import ConfigError
-from tonari.trainer.models.trace import Inputs
+from tonari.trainer.models.given import Inputs
 
 
 class Columns(NamedTuple):

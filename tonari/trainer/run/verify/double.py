@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from dataio.rows.samples import Batch
-from tonari.trainer.models.trace import Inputs
+from tonari.trainer.models.given import Inputs
 from tonari.trainer.private.trees import tree_map
 from tonari.trainer.run.tasks import Columns, Task
 

@@ -24,7 +24,7 @@ from tonari.trainer.config.config import Config
 from tonari.trainer.mesh.materialize import materialize
 from tonari.trainer.mesh.randomness import Randomness
 from tonari.trainer.models import Adapted, StagedModel, deferred, seeded
-from tonari.trainer.models.trace import Inputs, call, extra_losses, pick_logits
+from tonari.trainer.models.given import Inputs, call, extra_losses, pick_logits
 from tonari.trainer.private.dispatch import TorchDispatchMode
 from tonari.trainer.private.norms import NormWithStatistics
 from tonari.trainer.private.trees import tree_leaves, tree_map
