@@ -21,7 +21,7 @@ from tonari.oracle.probe.messages import EXCHANGE
 from tonari.oracle.windows import Pieces, Quota, share_quota
 from tonari.trainer.config.config import Config
 from tonari.trainer.run.build import make_fields
-from tonari.trainer.run.own import Own
+from tonari.trainer.run.own import Own, own_of
 
 PAGE_BYTES = 4096
 """Of memory, on most machines; a disk is asked for no less."""
@@ -136,7 +136,7 @@ def lay_rows(
         leaving = layout.num_samples / layout.num_replicas * (1 - 1 / layout.num_nodes)
     quota = None
     if config.data.cache.quota_bytes is not None:
-        schema = row_schema(make_fields(config, own or Own()))
+        schema = row_schema(make_fields(config, own_of(config, own)))
         own_bytes = max(round(data.row_bytes) - schema.position_bytes, 1)
         guess_bytes = own_bytes
         if guessed_row_bytes is not None:

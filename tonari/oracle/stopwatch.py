@@ -17,7 +17,7 @@ from tonari.oracle.trace import NoReports, alone, make_batch
 from tonari.trainer.config.config import Config
 from tonari.trainer.run.build import build_rank
 from tonari.trainer.run.optimizers import build_optimizer
-from tonari.trainer.run.own import Own
+from tonari.trainer.run.own import Own, own_of
 from tonari.trainer.run.step import evaluating, train_step
 
 WARM_UP_STEPS = 2
@@ -72,7 +72,7 @@ def time_step(
     Raises:
         ConfigError: If the settings do not fit such a world.
     """
-    own = own or Own()
+    own = own_of(config, own)
     with alone(rank, world_size):
         parallel = build_rank(
             config, rank=rank, world_size=world_size, device=torch.device("cpu"), own=own

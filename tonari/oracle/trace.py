@@ -38,7 +38,7 @@ from tonari.trainer.run.build import (
     spread,
 )
 from tonari.trainer.run.optimizers import build_optimizer
-from tonari.trainer.run.own import Own
+from tonari.trainer.run.own import Own, own_of
 from tonari.trainer.run.step import train_step
 from tonari.trainer.run.tasks import Task
 
@@ -81,7 +81,7 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
         ConfigError: If the settings do not fit such a world, or the step cannot be made without
             data.
     """
-    own = own or Own()
+    own = own_of(config, own)
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank is {rank}, expected 0 to {world_size - 1}")
     layout = lay_out(config, world_size)

@@ -11,7 +11,7 @@ from tonari.trainer.config.config import Config
 from tonari.trainer.config.saved import read_settings
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.run.build import make_fields, training_source
-from tonari.trainer.run.own import Own
+from tonari.trainer.run.own import own_of
 
 SETTINGS = "config.json"
 
@@ -74,4 +74,4 @@ def find_fields(config: Config | None, run: Path) -> Mapping[str, Field]:
             f"--replay: {run} has no {SETTINGS} of tonari train, expected one, which names the "
             "fields; call tonari.rows.open(run).replay(fields=...), or Loader.replay, instead"
         )
-    return make_fields(config, Own())
+    return make_fields(config, own_of(config))

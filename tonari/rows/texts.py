@@ -8,7 +8,7 @@ from dataio.source.text.tokenizer import BYTES, open_tokenizer
 from tonari.hardest.samples import read_field
 from tonari.trainer.config.config import Config
 from tonari.trainer.run.build import make_fields
-from tonari.trainer.run.own import Own
+from tonari.trainer.run.own import own_of
 from tonari.trainer.run.packed import packed_info
 
 TEXT_KEYS = ("txt", "text", "caption", "content")
@@ -47,7 +47,7 @@ def read_texts(
 def _decoded(source: Source, sample_id: NDArray[np.int64], config: Config) -> list[str]:
     tokenizer = open_tokenizer(_tokenizer_of(config))
     # With the fields' columns: of packed documents the number of each token's, 0 for padding
-    fields = make_fields(config, Own())
+    fields = make_fields(config, own_of(config))
     order = np.argsort(sample_id, kind="stable")
     texts = np.empty(len(sample_id), object)
     done = 0

@@ -93,7 +93,7 @@ def verify_mesh(
     """
     from tonari.mpi import mpiexec_command
     from tonari.processes import run_group
-    from tonari.trainer.run.own import Own
+    from tonari.trainer.run.own import own_of
     from tonari.trainer.run.verify.checking import (
         Verdict,
         compare_recorded,
@@ -105,13 +105,13 @@ def verify_mesh(
     started, ranks = time.monotonic(), world_size_of(config)
     with tempfile.TemporaryDirectory(prefix="tonari-verify-") as directory:
         launch = mpiexec_command(ranks) if ranks > 1 else []
-        layers = layers_of(config, Own(), steps=steps)
+        layers = layers_of(config, own_of(config), steps=steps)
         rank = [sys.executable, "-m", "tonari.verify.rank"]
         command = [*launch, *rank, str(path), directory, str(layers.kept), str(steps)]
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         status, output = run_group([*command, *overrides], timeout_s=timeout_s, env=environment)
         if status == 0:
-            found = compare_recorded(config, Own(), Path(directory), layers, steps=steps)
+            found = compare_recorded(config, own_of(config), Path(directory), layers, steps=steps)
         else:
             kind, reason = _reason(status, output, timeout_s=timeout_s)
             found = Verdict(mesh=mesh_words(config), figures={}, differences=(), failed=kind,

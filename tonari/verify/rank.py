@@ -8,15 +8,16 @@ import sys
 from pathlib import Path
 
 from tonari.trainer.config.config import load_config
-from tonari.trainer.run.own import Own
+from tonari.trainer.run.own import own_of
 from tonari.trainer.run.verify.checking import run_on_mesh
 
 
 def main(argv: list[str]) -> None:
     """Train the short run."""
     config, directory, layers, steps, *overrides = argv
+    settings = load_config(Path(config), overrides)
     run_on_mesh(
-        load_config(Path(config), overrides), Own(), Path(directory), layers=int(layers),
+        settings, own_of(settings), Path(directory), layers=int(layers),
         steps=int(steps),
     )  # fmt: skip
 

@@ -144,6 +144,54 @@ def test_a_model_a_loss_and_an_optimizer_are_given(images: Path) -> None:
     assert seen[-1] == (8, 2)
 
 
+def half_the_loss(*, share: float = 0.5) -> dict[str, Any]:
+    """A recipe: a loss, and the optimizer that it was written for."""
+    return {
+        "loss": lambda logits, target: share * F.cross_entropy(logits, target, reduction="none"),
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    }
+
+
+HALF = ("recipe.kind=tests.trainer.run.test_own_model:half_the_loss", "recipe.args.share=0.25")
+
+
+def test_a_recipe_is_named_in_the_settings_and_is_as_if_it_were_given(images: Path) -> None:
+    def losses(name: str, recipe: tuple[str, ...] = (), **given: Any) -> list[float]:
+        directory = images.parent / name
+        overrides = [*PLAIN, *recipe, "run.epochs=2", f"run.directory={directory}"]
+        train(load_config(images, overrides), quiet=True, **given)
+        return [line["loss"] for line in lines(directory)]
+
+    expected = losses("given", **half_the_loss(share=0.25))
+    assert losses("named", HALF) == expected
+    assert losses("both", HALF[:1], loss=half_the_loss(share=0.25)["loss"]) == expected
+    assert losses("other", HALF[:1]) != expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["recipe.kind=half"], r'recipe\.kind is "half", expected package\.module:name'),
+        (["recipe.args.share=1"], r"recipe\.args is given without recipe\.kind"),
+        (["recipe.kind=absent:it"], r'recipe\.kind is "absent:it", which cannot be imported'),
+        ([HALF[0], "recipe.args.shara=1"], r"recipe\.args\.shara is unknown; did you mean"),
+        (["recipe.kind=tests.multirank:ROOT"], r"a \w*Path, expected a function"),
+        (["recipe.kind=builtins:list"], r"returns a list, expected a dict with some of task, "),
+        ([HALF[0].replace("half_the_loss", "model_too")], r"returns \['model'\], expected a dict"),
+    ],
+)  # fmt: skip
+def test_a_recipe_that_gives_nothing_that_train_takes_is_refused(
+    images: Path, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(load_config(images, [*PLAIN, *overrides]), quiet=True)
+    assert not Path("runs").exists()
+
+
+def model_too() -> dict[str, Any]:
+    return {"model": PlainImages}
+
+
 @pytest.mark.multirank
 def test_gpt2_with_dropout_is_the_same_run_on_every_mesh_and_after_a_resume(
     text: Path, run_ranks: RunRanks

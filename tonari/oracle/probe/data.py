@@ -34,7 +34,7 @@ from tonari.trainer.run.build import (
     make_task,
     training_source,
 )
-from tonari.trainer.run.own import Own
+from tonari.trainer.run.own import Own, own_of
 from tonari.trainer.watch.launch import Job
 
 QUOTA = "1GB"
@@ -112,7 +112,7 @@ def time_data(
     with _directory(config, job.world) as directory:
         if job.world.rank < readers:
             team = replace(job, world=job.world.part(range(readers)))
-            found = _time_loader(_plain(config, directory), team, own or Own())
+            found = _time_loader(_plain(config, directory), team, own_of(config, own))
         job.world.barrier(doing="timing the loader")
     return found
 

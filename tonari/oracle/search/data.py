@@ -12,7 +12,7 @@ from tonari.oracle.windows import Pieces
 from tonari.trainer.config.config import Config
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.run.build import make_fields, training_source
-from tonari.trainer.run.own import Own
+from tonari.trainer.run.own import Own, own_of
 
 FILES = "files"
 """In place of numbers: count the rows of the config's own files."""
@@ -71,7 +71,7 @@ def read_facts(words: str, config: Config, own: Own | None = None) -> DataFacts:
         OracleError: If the words are neither, or the files do not show it.
     """
     rows, times, size = words.partition("x")
-    schema = None if config.text.is_packed else row_schema(make_fields(config, own or Own()))
+    schema = None if config.text.is_packed else row_schema(make_fields(config, own_of(config, own)))
     one_bytes = 0 if schema is None or schema.variable else schema.fixed_bytes
     if words == FILES:
         return _count_files(config, one_bytes)

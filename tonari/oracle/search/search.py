@@ -19,7 +19,7 @@ from tonari.oracle.search.words import why_slower
 from tonari.trainer.config.config import Config
 from tonari.trainer.mesh.place import LOOPED
 from tonari.trainer.run.build import lay_out, make_without_data
-from tonari.trainer.run.own import Own
+from tonari.trainer.run.own import Own, own_of
 
 TOP = 10
 GIB = 1 << 30
@@ -170,7 +170,7 @@ def search(
     device = _device(cluster)
     num_nodes = cluster.num_nodes(world_size)
     rows = global_batch_size or _rows_of(config, world_size)
-    pricing, choices, memory_of = _prepare(config, cluster, device, own or Own(), world_size, rows)
+    pricing, choices, memory_of = _prepare(config, cluster, device, own, world_size, rows)
     capacity_bytes = int(device.memory_gib * GIB)
     bounded = [(pricing.floor_s(group), group) for group in choices.groups()]
     every = []
@@ -241,7 +241,7 @@ def estimate(
     """
     device, layout = _device(cluster), lay_out(config, world_size)
     num_nodes, rows = cluster.num_nodes(world_size), _rows_of(config, world_size)
-    pricing, _, memory_of = _prepare(config, cluster, device, own or Own(), world_size, rows)
+    pricing, _, memory_of = _prepare(config, cluster, device, own, world_size, rows)
     mesh = config.mesh
     group = Group(layout.sizes, config.data.batch_size, layout.microbatches)
     variant = Variant(
@@ -269,9 +269,9 @@ def _rows_of(config: Config, world_size: int) -> int:
 
 
 def _prepare(
-    config: Config, cluster: Cluster, device: Device, own: Own, world_size: int, rows: int
+    config: Config, cluster: Cluster, device: Device, own: Own | None, world_size: int, rows: int
 ) -> tuple[Pricing, Choices, MemoryOf]:
-    model = make_without_data(config, WHOLE, own)
+    model = make_without_data(config, WHOLE, own_of(config, own))
     choices = Choices(config, model, world_size=world_size, global_batch_size=rows)
     parts = Parts.of(
         config, model, tp=_fewest(choices.tps), cp=_fewest(choices.cps),

@@ -21,7 +21,14 @@ from tonari.trainer.config.importance import ImportanceConfig
 from tonari.trainer.config.model import GIVEN, TEXT_MODELS, ModelConfig
 from tonari.trainer.config.model import NAMED as MODEL
 from tonari.trainer.config.optimizer import OptimizerConfig
-from tonari.trainer.config.settings import Section, apply_override, build_section, check_known
+from tonari.trainer.config.recipe import RecipeConfig
+from tonari.trainer.config.settings import (
+    Section,
+    apply_override,
+    build_section,
+    check_known,
+    parse_override,
+)
 from tonari.trainer.config.shuffle import NAMED as SHUFFLE
 from tonari.trainer.config.shuffle import ShuffleConfig
 from tonari.trainer.config.text import TextConfig, check_text
@@ -211,6 +218,7 @@ class Config:
     importance: ImportanceConfig = field(default_factory=ImportanceConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    recipe: RecipeConfig = field(default_factory=RecipeConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
@@ -288,29 +296,54 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         ConfigError: If the file cannot be read, a key is unknown or missing, or a value is out of
             range.
     """
+    tables = read_tables(path)
     try:
-        tables = toml.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
-        raise ConfigError(
-            f"{path}: cannot be read as TOML: {error}; give a file like {EXAMPLES / 'cifar10.toml'}"
-        ) from error
-    try:
-        for override in overrides:
-            _leave_out_others(tables, override)
-        for override in overrides:
-            apply_override(tables, override)
+        change(tables, [parse_override(override) for override in overrides])
         return build_config(tables)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _leave_out_others(tables: Mapping[str, object], override: str) -> None:
-    """Leave out of a file's table what only other kinds than the one of the override take."""
-    section, _, kind = override.partition(".kind=")
-    named = {"shuffle": SHUFFLE, "importance": POLICY, "model": MODEL}.get(section)
-    table = tables.get(section)
-    if named and isinstance(table, dict) and kind.strip("\"'") in named.kinds:
-        for name in named.all_settings().difference(named.takes(kind.strip("\"'"))):
+def read_tables(path: Path) -> dict[str, object]:
+    """Read a file's tables, unchecked.
+
+    Raises:
+        ConfigError: If it cannot be read.
+    """
+    try:
+        return toml.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read as TOML: {error}; give a file like {EXAMPLES / 'cifar10.toml'}"
+        ) from error
+
+
+Change = tuple[Sequence[str], object]
+"""The keys of a setting, such as ``("data", "cache", "quota")``, and its value."""
+
+
+def change(tables: dict[str, object], changes: Sequence[Change]) -> None:
+    """Set what is to be another than in a file's tables.
+
+    A kind in place of the file's leaves out the settings that it does not take.
+    """
+    for path, value in changes:
+        _leave_out_others(tables, path, value)
+    for path, value in changes:
+        apply_override(tables, path, value)
+
+
+def _leave_out_others(tables: Mapping[str, object], path: Sequence[str], kind: object) -> None:
+    """Leave out of a file's table what only other kinds than the new one take."""
+    named = {"shuffle": SHUFFLE, "importance": POLICY, "model": MODEL}.get(path[0])
+    table = tables.get(path[0])
+    if not (named and isinstance(table, dict) and list(path[1:]) == ["kind"]):
+        return
+    if table.get("kind") != kind:
+        # They are those of a class of the user's.
+        table.pop("args", None)
+    if kind in named.kinds:
+        for name in named.all_settings().difference(named.takes(str(kind))):
             table.pop(name, None)
 
 

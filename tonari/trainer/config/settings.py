@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar, get_args, get_type_hints
 
@@ -60,23 +60,34 @@ def as_plain(value: object) -> object:
     return as_tables(value) if dataclasses.is_dataclass(value) else value
 
 
-def apply_override(tables: dict[str, object], override: str) -> None:
-    """Set what ``section.key=value`` says in tables as TOML gives them.
+def parse_override(override: str) -> tuple[list[str], object]:
+    """Read ``section.key=value`` or ``section.group.key=value``: the keys, and the value in TOML.
 
-    ``section.group.key=value`` sets a key of a group, such as ``data.cache.quota=200GB``.
+    What is not TOML is taken as text.
+
+    Raises:
+        ConfigError: If it is neither.
     """
     key, equals, text = override.partition("=")
-    *path, name = key.split(".")
-    if not (equals and path and name):
+    path = key.split(".")
+    if not (equals and len(path) > 1 and path[-1]):
         raise ConfigError(
             f"override {override!r}, expected section.key=value; write for example run.epochs=3"
         )
     try:
-        value: object = toml.loads(f"value = {text}")["value"]
+        return path, toml.loads(f"value = {text}")["value"]
     except toml.TOMLDecodeError:
-        value = text
-    table = tables.setdefault(path[0], {})
-    for part in path[1:]:
+        return path, text
+
+
+def apply_override(tables: dict[str, object], path: Sequence[str], value: object) -> None:
+    """Set a key of tables as TOML gives them.
+
+    A path of three names a key of a group, such as ``data.cache.quota``.
+    """
+    *groups, name = path
+    table = tables.setdefault(groups[0], {})
+    for part in groups[1:]:
         if isinstance(table, dict):
             group = table.get(part, {})
             # A group in short, such as a path in place of a cache, may get further keys.

@@ -32,7 +32,7 @@ from tonari.trainer.run.contracts import check_columns, check_rows_apart, check_
 from tonari.trainer.run.data import text_sources, token_field
 from tonari.trainer.run.images import evaluation_fields, image_fields, image_task, normalise
 from tonari.trainer.run.language import make_language_model
-from tonari.trainer.run.own import Own, OwnLoss, adapt, check_loss, import_model
+from tonari.trainer.run.own import Own, OwnLoss, adapt, check_loss, import_model, own_of
 from tonari.trainer.run.pace import Pace, build_schedule, find_max_steps, tokens_per_step
 from tonari.trainer.run.packed import (
     NextTokenInDocument,
@@ -135,7 +135,7 @@ def make_model(config: Config, own: Own | None = None) -> StagedModel:
     """
     model, data = config.model, config.data
     if model.is_own:
-        return _make_own(config, own or Own())
+        return _make_own(config, own_of(config, own))
     try:
         if data.kind == "text":
             return make_language_model(config)
@@ -260,7 +260,11 @@ def build_parallel(config: Config, job: Job, own: Own | None = None) -> Parallel
     """
     world = job.world
     return build_rank(
-        config, rank=world.rank, world_size=world.world_size, device=job.device, own=own or Own()
+        config,
+        rank=world.rank,
+        world_size=world.world_size,
+        device=job.device,
+        own=own_of(config, own),
     )
 
 
@@ -373,7 +377,7 @@ def build_loader(
         ConfigError: If a setting does not fit the data, such as the size of a batch.
         DataioError: If the data or the cache cannot be used.
     """
-    data, own = config.data, own or Own()
+    data, own = config.data, own_of(config, own)
     fields = make_fields(config, own)
     train, test = own.sources or open_data(config)
     if test is not None:

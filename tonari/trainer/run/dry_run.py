@@ -37,7 +37,7 @@ from tonari.trainer.run.build import RunLayout, lay_out, make_without_data
 from tonari.trainer.run.crossings import Crossing, crossings
 from tonari.trainer.run.deliveries import Delivery, deliveries
 from tonari.trainer.run.memory import Counted, Memory, memory_of
-from tonari.trainer.run.own import Own
+from tonari.trainer.run.own import Own, own_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ def dry_run(config: Config, *, world_size: int, num_nodes: int, own: Own | None 
             "nodes that each have as many ranks"
         )
     layout = lay_out(config, world_size)
-    model = make_without_data(config, layout, own or Own())
+    model = make_without_data(config, layout, own_of(config, own))
     if config.model.weights:
         WeightFiles(Path(config.model.weights)).check(model)
     num_replicas = layout.sizes[1] * layout.sizes[2]

@@ -36,7 +36,7 @@ from tonari.trainer.run.mixing import mark_draws
 from tonari.trainer.run.observed import Begun, Observer
 from tonari.trainer.run.optimizers import find_lr_shares, make_optimizer
 from tonari.trainer.run.outputs import Log, check_outputs, keep_settings, open_logs
-from tonari.trainer.run.own import Loss, MakeOptimizer, Own, Transform
+from tonari.trainer.run.own import Loss, MakeOptimizer, Own, Transform, own_of
 from tonari.trainer.run.pace import in_steps
 from tonari.trainer.run.pretrained import start_from_weights
 from tonari.trainer.run.skips import Skips
@@ -165,7 +165,7 @@ def train_observed(
 
     Collective.
     """
-    observer = observer or FirstStep()
+    own, observer = own_of(config, own), observer or FirstStep()
     directory = Path(config.run.directory)
     with (
         # Until all is closed: a checkpoint may still be under way, and launchers repeat signals.

@@ -4,9 +4,10 @@ A module that was not written for the trainer is wrapped in `Adapted`; the field
 inputs look like, so that it can be followed without data.
 """
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -18,6 +19,8 @@ from torch.nn.parameter import is_lazy
 import dataio
 from dataio.base.named import import_named
 from dataio.rows.samples import Batch
+from tonari.trainer.config.config import Config
+from tonari.trainer.config.kinds import check_args
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.contracts import check_losses
 from tonari.trainer.models import Adapted, StagedModel
@@ -73,6 +76,48 @@ class Own:
             )
         if isinstance(self.task, type):
             raise ConfigError(f"task= is the class {self.task.__name__}, expected an object of it")
+
+
+GIVES = ("sources", "model")
+"""What is no business of a recipe: the files of a run name these."""
+
+
+def own_of(config: Config, given: Own | None = None) -> Own:
+    """Take what a run's recipe gives, and in place of it what the caller gives.
+
+    Args:
+        config: The settings, with their ``recipe``.
+        given: By the caller.
+
+    Raises:
+        ConfigError: If there is no such function, or it gives what `trainer.train` does not take.
+    """
+    given = given or Own()
+    recipe = config.recipe
+    if not recipe.kind:
+        return given
+    try:
+        makes = import_named(recipe.kind)
+    except ImportError as error:
+        raise ConfigError(
+            f'recipe.kind is "{recipe.kind}", which cannot be imported: {error}'
+        ) from error
+    if not callable(makes):
+        raise ConfigError(
+            f'recipe.kind is "{recipe.kind}", a {type(makes).__name__}, expected a function that '
+            "returns arguments of trainer.train"
+        )
+    check_args("recipe", makes, recipe.args)
+    found = makes(**recipe.args)
+    takes = [its.name for its in dataclasses.fields(Own) if its.name not in GIVES]
+    if not isinstance(found, Mapping) or not set(found) <= set(takes):
+        what = list(found) if isinstance(found, Mapping) else f"a {type(found).__name__}"
+        raise ConfigError(
+            f'recipe.kind is "{recipe.kind}", which returns {what}, expected a dict with some of '
+            f"{', '.join(takes)}, as trainer.train takes them"
+        )
+    beneath = {name: its for name, its in found.items() if getattr(given, name) is None}
+    return replace(given, **beneath)
 
 
 def import_model(path: str) -> Callable[..., nn.Module]:

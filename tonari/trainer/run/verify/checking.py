@@ -19,7 +19,7 @@ from tonari.trainer.config.shuffle import ShuffleConfig
 from tonari.trainer.mesh.mesh import num_microbatches
 from tonari.trainer.run.build import lay_out
 from tonari.trainer.run.loop import train_observed
-from tonari.trainer.run.own import Loss, MakeOptimizer, Own, Transform
+from tonari.trainer.run.own import Loss, MakeOptimizer, Own, Transform, own_of
 from tonari.trainer.run.step import EvaluationMeans
 from tonari.trainer.run.tasks import Task
 from tonari.trainer.run.verify.compare import Compared, TensorDifference
@@ -134,6 +134,7 @@ def verify(
         transform=transform, evaluation_transform=evaluation_transform, optimizer=optimizer,
         loss=loss,
     )  # fmt: skip
+    own = own_of(config, own)
     if steps < STEPS:
         raise ValueError(f"steps is {steps}, expected at least {STEPS}: two epochs of two steps")
     started = time.monotonic()
