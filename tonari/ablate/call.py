@@ -26,7 +26,8 @@ from tonari.ablate.progress import Durations, Event, Progress
 from tonari.ablate.report import markdown, write_report
 from tonari.ablate.slurm import Array, dry_run, submit
 from tonari.ablate.status import cell_states, status_document, status_text
-from tonari.ablate.study.config import Cell, Study
+from tonari.ablate.study import Cell, Study
+from tonari.ablate.training import Stopped
 from tonari.errors import CommandError
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -68,7 +69,7 @@ class Call:
                 "command goes on with the others",
                 file=sys.stderr,
             )
-            return TERMINATED if isinstance(stop, _Terminated) else INTERRUPTED
+            return TERMINATED if isinstance(stop, Stopped) else INTERRUPTED
 
     def _train(self) -> int:
         given, out = self.given, self.given.out
@@ -95,11 +96,17 @@ class Call:
             self._report()
         return self._tell_ends(call)
 
+    @property
+    def _on_gpus(self) -> bool:
+        """Whether cells train on GPUs of this machine."""
+        on_cpu = all(arm.settings.get("run.device") == "cpu" for arm in self.study.arms)
+        return not (on_cpu or self.study.study.launch) and bool(visible_gpus())
+
     def _places(self) -> tuple[int, list[str]]:
         """How many processes train, and on which GPUs; in this process where it is one and none."""
         if self.given.task is not None:
             return 1, []
-        gpus = visible_gpus() if self.study.study.device == "cuda" else []
+        gpus = visible_gpus() if self._on_gpus else []
         if self.given.jobs == "auto":
             return len(gpus) or physical_cores(), gpus
         return self.given.jobs or 1, gpus
@@ -130,7 +137,7 @@ class Call:
             except OSError as error:
                 raise unwritable(given.out, error) from error
 
-        return serve(train, ends_on_failure=self.study.study.device == "cuda")
+        return serve(train, ends_on_failure=self._on_gpus)
 
     def _tell_ends(self, call: str) -> int:
         """Say what did not come about; returns the exit status."""
@@ -218,14 +225,10 @@ def _turned(cells: Sequence[Cell], task: int | None, cells_per_task: int) -> lis
     return [*cells[begin:], *cells[:begin]]
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a study as Ctrl-C does."""
-
-
 @contextlib.contextmanager
 def _sigterm_raises() -> Iterator[None]:
     def stop(number: int, frame: object) -> NoReturn:
-        raise _Terminated
+        raise Stopped("SIGTERM")
 
     before = signal.signal(signal.SIGTERM, stop)
     try:

@@ -11,34 +11,23 @@ from pathlib import Path
 
 import torch
 
+from dataio import DataioError
 from dataio.base.atomic import write_json
 from dataio.base.location import bare_within
 from tonari.ablate.claims import claim
 from tonari.ablate.progress import Event
 from tonari.ablate.report import CellFile
-from tonari.ablate.study.config import Cell, DataConfig, Study
-from tonari.ablate.study.corrupt import Found, corrupt, spoil_text
-from tonari.ablate.study.data import (
-    LabelledText,
-    Samples,
-    draw_subset,
-    draw_subsets,
-    load_images,
-    load_text,
-)
-from tonari.ablate.study.run import CellResult, train_cell
+from tonari.ablate.study import Cell, Study
+from tonari.ablate.training import Trained, train_cell
 from tonari.errors import CommandError
 from tonari.report.machine import commit, describe_machine
-from tonari.trainer.config.settings import as_tables
 from tonari.trainer.errors import ConfigError
 
 CELLS = "cells"
 
-FIGURES = (
-    "train_s", "rows_trained", "rows_refreshed", "cost_rows", "flops", "hidden_fraction",
-    "hidden_precision", "hidden_recall",
-)  # fmt: skip
-"""Of a cell's results, what files of earlier versions lack."""
+FIGURES = ("accuracy", "test_loss", "wall_s", "train_s", "rows_trained", "cost_rows",
+           "hidden_fraction")  # fmt: skip
+"""Of a cell's results."""
 
 
 def train_missing(
@@ -53,7 +42,8 @@ def train_missing(
 ) -> None:
     """Train cells that are not there and that nobody works on, one after the other.
 
-    Each is kept at its end. One that fails is kept as an error, told, and left to another call.
+    Each is kept at its end. One that fails is kept as an error, told, and left to another call; one
+    that a signal stops goes on from its checkpoint in the next call.
 
     Args:
         study: What they belong to.
@@ -62,17 +52,12 @@ def train_missing(
         command: What was typed, to be kept with each result.
         call: Names what was started at once; a cell fails only once in it.
         tell: Takes what happens to each cell.
-        max_cells: Cells to try at most; all if left out.
+        max_cells: Cells to try at most; None: all.
     """
     if not missing_cells(cells, out):
         return
-    if study.study.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "study.device is 'cuda', but torch sees no CUDA device here; give study.device=cpu"
-        )
     # One thread a cell, however many there are: sums, and so results, depend on their number
     torch.set_num_threads(1)
-    train, test = _load(study)
     (out / CELLS).mkdir(parents=True, exist_ok=True)
     tried = -1
     # Again until nothing is left: a cell whose owner died meanwhile has become free
@@ -85,63 +70,26 @@ def train_missing(
                 # Only a claim makes sure: it may have been trained since
                 if mine and is_wanted(cell, out, call=call):
                     tell(Event(kind="begun", cell=cell.file_name))
-                    tell(_train(study, cell, train, test, out, command=command, call=call))
+                    tell(_train(study, cell, out, command=command, call=call))
                     tried += 1
         max_cells = None if max_cells is None else max_cells - tried
 
 
-def _train(
-    study: Study,
-    cell: Cell,
-    train: Samples,
-    test: Samples,
-    out: Path,
-    *,
-    command: str,
-    call: str,
-) -> Event:
+def _train(study: Study, cell: Cell, out: Path, *, command: str, call: str) -> Event:
     try:
-        data = study.data
-        drawn, validation = draw_subsets(
-            train, data.train_samples, data.validation_samples, seed=cell.seed
-        )
-        if data.validation_samples:
-            test = _validating(validation, data, seed=cell.seed)
-        result = train_cell(
-            cell.arm.settings,
-            _worsened(drawn, data, seed=cell.seed),
-            test,
-            num_classes=study.data.num_classes,
-            seed=cell.seed,
-            device=study.study.device,
-        )
+        trained = train_cell(study.study, cell, out)
     # Whatever it is: other cells may well succeed, and the command says it again at its end
     except Exception as error:
-        plain = isinstance(error, ConfigError)
+        plain = isinstance(error, (ConfigError, DataioError, CommandError))
         words = str(error) if plain else f"{type(error).__name__}: {error}"
         write_failure(out, cell, call=call, error=words, trace=traceback.format_exc())
         return Event(kind="failed", cell=cell.file_name, error=words)
-    write_json(out / CELLS / cell.file_name, _document(study, cell, result, command))
+    write_json(out / CELLS / cell.file_name, _document(cell, trained, command))
     error_path(out, cell).unlink(missing_ok=True)
-    return Event(kind="done", cell=cell.file_name, accuracy=result.accuracy, wall_s=result.wall_s)
-
-
-def _worsened(drawn: Samples, data: DataConfig, *, seed: int) -> Found:
-    """Make training samples as they are found."""
-    if isinstance(drawn, LabelledText):
-        return spoil_text(drawn, seed=seed, junk=data.junk)
-    return corrupt(
-        drawn, num_classes=data.num_classes, seed=seed, noise=data.noise,
-        duplicates=data.duplicates, junk=data.junk, imbalance=data.imbalance,
-        repeats=data.repeats, repeats_of=data.repeats_of,
-    )  # fmt: skip
-
-
-def _validating(drawn: Samples, data: DataConfig, *, seed: int) -> Samples:
-    """Make samples to validate on: labels of images are as noisy, text stays clean."""
-    if isinstance(drawn, LabelledText):
-        return drawn
-    return corrupt(drawn, num_classes=data.num_classes, seed=seed, noise=data.noise).data
+    accuracy, loss = trained.accuracy, trained.test_loss
+    return Event(
+        kind="done", cell=cell.file_name, accuracy=accuracy, test_loss=loss, wall_s=trained.wall_s
+    )
 
 
 def missing_cells(cells: Sequence[Cell], out: Path) -> list[Cell]:
@@ -210,13 +158,12 @@ def read_cells(study: Study, out: Path) -> dict[str, dict[int, CellFile]]:
 def _read(path: Path) -> CellFile:
     try:
         document = json.loads(path.read_text())
-        if not {"accuracy", "wall_s", "cpu_s", "commit"} <= document.keys():
-            raise ValueError("keys are missing")
-        _check_numbers(document, ("accuracy", "wall_s", "cpu_s"))
-        _check_numbers(document, [name for name in FIGURES if document.get(name) is not None])
-        for point in document.get("epochs") or []:
-            given = [name for name in ("accuracy", "train_s") if point.get(name) is not None]
-            _check_numbers(point, given)
+        if missing := {"epochs", "commit", *FIGURES} - document.keys():
+            raise ValueError(f"{', '.join(sorted(missing))} is missing")
+        _check_numbers(document, FIGURES)
+        for point in document["epochs"]:
+            judged = ("accuracy", "test_loss") if point["accuracy"] is not None else ()
+            _check_numbers(point, ("train_s", *judged))
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise CommandError(
             f"{path}: cannot be read as a cell's results: {error}; remove it, and the same command "
@@ -233,62 +180,13 @@ def _check_numbers(document: CellFile, names: Iterable[str]) -> None:
             raise ValueError(f"{name} is {value!r}, expected a number")
 
 
-def _load(study: Study) -> tuple[Samples, Samples]:
-    data = study.data
-    train, test = _load_text(data) if data.kind == "text" else _load_images(data)
-    # Too many are wrong for every cell
-    draw_subsets(train, data.train_samples, data.validation_samples, seed=0)
-    return train, draw_subset(test, data.test_samples, seed=0)
-
-
-def _load_text(data: DataConfig) -> tuple[Samples, Samples]:
-    train, test = (
-        load_text(getattr(data, name), sequence_length=data.sequence_length, key=f"data.{name}")
-        for name in ("train", "test")
-    )
-    return train, test
-
-
-def _load_images(data: DataConfig) -> tuple[Samples, Samples]:
-    assert data.image_size is not None, "the settings of images give it"
-    train, test = (
-        load_images(
-            source, image=data.image, label=data.label, image_size=data.image_size, truth=truth
-        )
-        for source, truth in ((data.train, data.truth), (data.test, ""))
-    )
-    found = [("train", train.labels), ("test", test.labels)]
-    if train.truth is not None:
-        found.append(("truth", train.truth))
-    for name, labels in found:
-        if labels.min() < 0 or labels.max() >= data.num_classes:
-            raise ConfigError(
-                f"data.{name}: has classes {labels.min()} to {labels.max()}, expected 0 to "
-                f"{data.num_classes - 1}; correct data.num_classes, or the labels"
-            )
-    return train, test
-
-
-def _document(study: Study, cell: Cell, result: CellResult, command: str) -> dict[str, object]:
+def _document(cell: Cell, trained: Trained, command: str) -> dict[str, object]:
     return {
         "arm": cell.arm.name,
         "seed": cell.seed,
-        "accuracy": result.accuracy,
-        "test_loss": result.test_loss,
-        "wall_s": result.wall_s,
-        "cpu_s": result.cpu_s,
-        "train_s": result.train_s,
-        "rows_trained": result.rows_trained,
-        "rows_refreshed": result.rows_refreshed,
-        "cost_rows": result.cost_rows,
-        "flops": result.flops,
-        "hidden_fraction": result.hidden_fraction,
-        "hidden_precision": result.hidden_precision,
-        "hidden_recall": result.hidden_recall,
-        "epochs": [asdict(point) for point in result.points],
-        "settings": as_tables(cell.arm.settings),
-        "data": bare_within(asdict(study.data)),
-        "device": study.study.device,
+        **asdict(trained),
+        "settings": bare_within(cell.arm.settings),
+        "device": cell.arm.config(cell.seed).run.device,
         "machine": _machine_words(),
         "torch": str(torch.__version__),
         "commit": commit(Path(__file__).parent) or "unknown",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dataio.base import claim as claims
 from dataio.base.claim import Claimant, NoLocksError
-from tonari.ablate.study.config import Cell
+from tonari.ablate.study import Cell
 from tonari.errors import CommandError
 
 CLAIMS = "claims"

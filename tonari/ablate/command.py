@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tonari.errors import CommandError
 
 if TYPE_CHECKING:
-    from tonari.ablate.study.config import Cell, Study
+    from tonari.ablate.study import Cell, Study
 
 
 def main(argv: list[str]) -> int:
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
         parser.error("--dry-run shows what --slurm would submit; give both")
     # Only now: `--help` and wrong arguments should not wait for torch.
     from tonari.ablate.call import Call, unwritable
-    from tonari.ablate.study.config import load_study
+    from tonari.ablate.study import load_study
 
     overrides = [*given.overrides, *([f"study.seeds={given.seeds}"] if given.seeds else [])]
     study = load_study(given.study, overrides, full=given.full)

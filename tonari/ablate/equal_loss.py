@@ -9,7 +9,9 @@ import numpy as np
 
 from tonari.ablate.results import ArmResults
 from tonari.ablate.stats import Difference, paired_ratio
-from tonari.ablate.study.config import LABELS
+from tonari.trainer.config.config import RunConfig
+
+LENGTH, DEFAULT_LENGTH = "run.epochs", RunConfig.epochs
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def equal_loss(arms: Sequence[ArmResults], *, cost: str) -> list[EqualLoss]:
 
 
 def _same_but_length(arm: ArmResults) -> str:
-    kept = {k: v for k, v in arm.settings.items() if k not in (*LABELS, "epochs_fraction")}
+    kept = {name: value for name, value in arm.settings.items() if name != LENGTH}
     return json.dumps([arm.baseline, kept], sort_keys=True, default=str)
 
 
@@ -71,7 +73,7 @@ def _equal(line: Sequence[ArmResults], baseline: ArmResults, cost: str) -> Equal
         if place is not None:
             reached[seed] = place
             num_at_least += place == places[0][0]
-    longest = max(line, key=lambda arm: float(str(arm.settings.get("epochs_fraction", 1))))
+    longest = max(line, key=lambda arm: int(str(arm.settings.get(LENGTH, DEFAULT_LENGTH))))
     ratio = paired_ratio({seed: whole[seed] for seed in reached}, reached)
     return EqualLoss(longest.name, len(line), ratio, len(reached), len(seeds), num_at_least)
 

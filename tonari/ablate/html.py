@@ -60,7 +60,6 @@ def page(document: Mapping[str, object], arms: Sequence[ArmResults], lines: Sequ
         different=different,
         has_costs=has_costs(lines),
         minutes=number(document, "wall_s") / 60,
-        cpu_minutes=number(document, "cpu_s") / 60,
     )
 
 

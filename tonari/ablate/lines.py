@@ -14,7 +14,7 @@ from tonari.ablate.stats import (
     paired_ratio,
     verdict,
 )
-from tonari.ablate.study.config import Study
+from tonari.ablate.study import Study
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ class Costs:
     Attributes:
         train_s: Seconds of training alone, tests left out.
         rows_trained: Passed forward and backward.
-        rows_refreshed: Passed forward only.
-        cost_rows: Trained, with all else that training took counted as rows; see `CellResult`.
+        cost_rows: Trained, with all else that training took counted as rows; see `Trained`.
         hidden_fraction: Share of rows left out, mean over epochs.
         hidden_precision: Share of these that are known to be wrong; None where none is.
         hidden_recall: Share of the wrong ones that is left out.
@@ -52,10 +51,7 @@ class Costs:
     train_ratio: Difference | None
     rows_trained: float | None
     rows_ratio: Difference | None
-    rows_refreshed: float | None
     cost_rows: float | None
-    flops: float | None
-    flops_ratio: Difference | None
     hidden_fraction: float | None
     hidden_precision: float | None
     hidden_recall: float | None
@@ -78,7 +74,6 @@ class Line:
     difference: Difference | None
     verdict: str
     wall_s: float | None
-    cpu_s: float | None
     costs: Costs | None
     controls: tuple[AgainstControl, ...]
     control_verdict: str
@@ -114,7 +109,6 @@ def _line(study: Study, arm: ArmResults, baseline: ArmResults, arms: Sequence[Ar
         difference,
         words,
         _mean(arm, "wall_s"),
-        _mean(arm, "cpu_s"),
         _costs(arm, baseline, target_points(study, baseline)),
         controls,
         control_verdict(controls) if arm.is_policy and own else "",
@@ -145,19 +139,16 @@ def _costs(arm: ArmResults, baseline: ArmResults, target: float | None) -> Costs
     seconds = list(arm.figures("train_s").values())
     if not seconds:
         return None
-    train, rows, flops = (
+    train, rows = (
         None if arm is baseline else paired_ratio(arm.figures(name), baseline.figures(name))
-        for name in ("train_s", "rows_trained", "flops")
+        for name in ("train_s", "rows_trained")
     )
     return Costs(
         mean_over_seeds(seconds),
         train,
         _mean(arm, "rows_trained"),
         rows,
-        _mean(arm, "rows_refreshed"),
         _mean(arm, "cost_rows"),
-        _mean(arm, "flops"),
-        flops,
         _mean(arm, "hidden_fraction"),
         _mean(arm, "hidden_precision"),
         _mean(arm, "hidden_recall"),

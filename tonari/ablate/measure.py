@@ -1,8 +1,8 @@
-"""What the arms of a study are judged by: accuracy, or of text the loss."""
+"""What the arms of a study are judged by: the accuracy, or the loss."""
 
 from dataclasses import dataclass
 
-from tonari.ablate.study.config import Study
+from tonari.ablate.study import Study
 
 POINTS = 100.0
 """Points (hundredths) of an accuracy of 1, or of a nat."""
@@ -43,12 +43,16 @@ ACCURACY = Measure(
     "test accuracy, %",
 )  # fmt: skip
 LOSS = Measure(
-    "test_loss", "loss", "test loss, nats a byte", "lower by, 0.01 nats", -POINTS, -1 / POINTS,
-    "test loss, nats a byte (lower is better)",
+    "test_loss", "loss", "test loss, nats", "lower by, 0.01 nats", -POINTS, -1 / POINTS,
+    "test loss, nats (lower is better)",
 )  # fmt: skip
 MEASURES = (ACCURACY, LOSS)
 
 
 def measure_of(study: Study) -> Measure:
     """Choose what a study is judged by."""
-    return LOSS if study.data.kind == "text" else ACCURACY
+    of_text = any(
+        isinstance(data := arm.tables.get("data"), dict) and data.get("kind") == "text"
+        for arm in study.arms
+    )
+    return LOSS if (study.study.measure or ("loss" if of_text else "")) == "loss" else ACCURACY

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tonari.ablate.report import CellFile, number
-from tonari.ablate.study.config import Cell
+from tonari.ablate.study import Cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class Event:
         kind: ``"begun"``, ``"done"`` or ``"failed"``; ``"refused"`` is of no cell: nothing can be
             trained, for the reason in ``error``.
         cell: Its file's name.
-        accuracy: When done.
+        accuracy: When done; ``test_loss`` likewise.
         wall_s: When done.
         error: When failed or refused.
     """
@@ -27,6 +27,7 @@ class Event:
     kind: Literal["begun", "done", "failed", "refused"]
     cell: str = ""
     accuracy: float = 0.0
+    test_loss: float = 0.0
     wall_s: float = 0.0
     error: str = ""
 
@@ -91,7 +92,7 @@ class Progress:
             return
         if event.kind == "done":
             self._durations.add(cell.arm.name, event.wall_s)
-            words = f"{event.accuracy:.2%} in {event.wall_s:.0f} s"
+            words = f"{event.accuracy:.2%}, loss {event.test_loss:.4f}, in {event.wall_s:.0f} s"
         else:
             words = f"failed: {event.error}"
         count = self._total - len(self._left)

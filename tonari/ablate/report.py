@@ -16,21 +16,14 @@ from tonari.ablate.lines import Line, report_lines
 from tonari.ablate.measure import LOSS, measure_of
 from tonari.ablate.plots import draw_accuracy, draw_pareto
 from tonari.ablate.results import ArmResults, CellFile, gather_arms, number
-from tonari.ablate.study.config import Study
+from tonari.ablate.study import Study
 from tonari.ablate.words import has_costs, table_columns, table_row, verdict_sentence
 from tonari.report.pictures import render
 
 __all__ = ["CellFile", "markdown", "number", "report_lines", "write_report"]
 
-NO_COSTS = (
-    "These cells do not say how long training took (an earlier version wrote them): times, FLOPs "
-    "and the comparison with the controls are left out; remove the study's directory `cells` and "
-    "the same command trains them again."
-)
-
-
 LOSS_POINTS = (
-    "Arms are judged by the mean loss on the test samples. A point is a hundredth of a nat a byte, "
+    "Arms are judged by the mean loss on the test samples. A point is a hundredth of a nat, "
     "and more points are a lower loss."
 )
 
@@ -83,7 +76,6 @@ def _document(
     return {
         "findings": findings(lines, margin=margin, num_cells=len(cells), expected=expected),
         "verdicts": [verdict_sentence(x) for x in lines if x.is_policy and x.accuracy],
-        "note": "" if has_costs(lines) or not cells else NO_COSTS,
         "measure": measure.noun,
         "table": _table(lines),
         "equal_loss": as_document(equal),
@@ -102,11 +94,9 @@ def _document(
             if (missing := [s for s in study.study.all_seeds if s not in arm.cells])
         },
         "wall_s": sum(number(cell, "wall_s") for cell in cells),
-        "cpu_s": sum(number(cell, "cpu_s") for cell in cells),
         "margin_points": margin,
-        "data": bare_within(asdict(study.data)),
         "arms": [asdict(line) for line in lines],
-        "settings": {arm.name: dict(arm.settings) for arm in arms},
+        "settings": {arm.name: bare_within(arm.settings) for arm in arms},
     }
 
 
@@ -124,7 +114,7 @@ def markdown(document: Mapping[str, object]) -> str:
     """Lay out a report's document: findings, table, verdicts, and below how it was made."""
     commits = document["commits"]
     assert isinstance(commits, list)
-    found = [" ".join(_texts(document, "findings")), str(document["note"])]
+    found = [" ".join(_texts(document, "findings"))]
     verdicts = [f"- {sentence}" for sentence in _texts(document, "verdicts")]
     return "\n".join(
         [
@@ -136,8 +126,7 @@ def markdown(document: Mapping[str, object]) -> str:
             *([LOSS_POINTS, ""] if document["measure"] == LOSS.noun else []),
             f"Mean and standard deviation over seeds; differences are paired by seed. "
             f"{document['cells']} of {document['cells_expected']} cells, "
-            f"{number(document, 'wall_s') / 60:.0f} minutes of training in all, "
-            f"{number(document, 'cpu_s') / 60:.0f} of the processor.",
+            f"{number(document, 'wall_s') / 60:.0f} minutes of training in all.",
             "",
             f"Command: `{document['command']}`; commit {', '.join(commits) or 'none yet'}.",
             "",
@@ -187,17 +176,13 @@ def _flat(line: Line) -> dict[str, object]:
         **_bounds("difference", line.difference, "_points"),
         "verdict": line.verdict,
         "wall_s": line.wall_s,
-        "cpu_s": line.cpu_s,
         "control": line.control,
         "train_s": costs and costs.train_s.mean,
         "train_deviation_s": costs and costs.train_s.deviation,
         **_bounds("train_ratio", costs and costs.train_ratio),
         "rows_trained": costs and costs.rows_trained,
         **_bounds("rows_ratio", costs and costs.rows_ratio),
-        "rows_refreshed": costs and costs.rows_refreshed,
         "cost_rows": costs and costs.cost_rows,
-        "flops": costs and costs.flops,
-        **_bounds("flops_ratio", costs and costs.flops_ratio),
         "hidden_fraction": costs and costs.hidden_fraction,
         "hidden_precision": costs and costs.hidden_precision,
         "hidden_recall": costs and costs.hidden_recall,

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tonari.ablate.measure import ACCURACY, Measure, measure_of
-from tonari.ablate.study.config import Study
-from tonari.trainer.config.settings import as_tables
+from tonari.ablate.study import Study
 
 CellFile = Mapping[str, object]
 """A cell's results, as its JSON file holds them."""
@@ -18,26 +17,23 @@ class ArmResults:
     Attributes:
         name: Of the arm.
         baseline: The arm that it is compared with.
-        settings: As the study has them, and what only its cells hold.
+        control: Which honest control it belongs to, see `Arm`.
+        settings: As the study has them.
         cells: By seed.
         measure: What it is judged by.
     """
 
     name: str
     baseline: str
+    control: str
     settings: Mapping[str, object]
     cells: Mapping[int, CellFile]
     measure: Measure = ACCURACY
 
     @property
-    def control(self) -> str:
-        """Which honest control the arm belongs to: "epochs", "random" or none ("")."""
-        return str(self.settings.get("control", ""))
-
-    @property
     def is_policy(self) -> bool:
         """Whether the arm leaves rows out and is to be held against the controls."""
-        return self.settings.get("importance", "full") != "full" and not self.control
+        return self.settings.get("importance.kind", "full") != "full" and not self.control
 
     @property
     def final(self) -> dict[int, float]:
@@ -46,7 +42,7 @@ class ArmResults:
         return {seed: self.measure.points(value) for seed, value in found.items()}
 
     def figures(self, name: str) -> dict[int, float]:
-        """A figure by seed, of the cells that have it: files of earlier versions lack some."""
+        """A figure by seed, of the cells that have it: of some nothing is known to be wrong."""
         return {
             seed: number(cell, name)
             for seed, cell in sorted(self.cells.items())
@@ -59,7 +55,7 @@ class ArmResults:
         return [
             (number(point, "train_s"), points(number(point, name)))
             for point in _points(self.cells[seed])
-            if point.get(name) is not None and point.get("train_s") is not None
+            if point.get(name) is not None
         ]
 
     def seconds_to(self, target_points: float) -> dict[int, float]:
@@ -77,8 +73,8 @@ def gather_arms(study: Study, found: Mapping[str, Mapping[int, CellFile]]) -> li
         ArmResults(
             arm.name,
             arm.baseline,
-            # The study wins: a label that was changed since changes no result
-            _settings(found.get(arm.name, {})) | as_tables(arm.settings),
+            arm.control,
+            arm.settings,
             found.get(arm.name, {}),
             measure_of(study),
         )
@@ -91,14 +87,6 @@ def number(document: Mapping[str, object], name: str) -> float:
     value = document[name]
     assert isinstance(value, int | float), f"{name} is {value!r}"
     return float(value)
-
-
-def _settings(cells: Mapping[int, CellFile]) -> dict[str, object]:
-    for cell in cells.values():
-        settings = cell.get("settings")
-        if isinstance(settings, dict):
-            return {name: value for name, value in settings.items() if value is not None}
-    return {}
 
 
 def _points(cell: CellFile) -> Sequence[Mapping[str, object]]:

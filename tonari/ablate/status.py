@@ -11,7 +11,7 @@ from tonari.ablate.cells import missing_cells, read_failure
 from tonari.ablate.claims import claimant
 from tonari.ablate.progress import Durations, duration, seconds_left
 from tonari.ablate.report import CellFile
-from tonari.ablate.study.config import Cell
+from tonari.ablate.study import Cell
 
 State = Literal["there", "running", "missing", "failed"]
 STATES: tuple[State, ...] = ("there", "running", "missing", "failed")

@@ -12,13 +12,12 @@ from tonari.ablate.stats import Difference, Mean
 NOTHING = "-"
 
 ARM, INTERVAL = "arm", "95 % interval"
-BASELINE, VERDICT, SECONDS = "compared with", "verdict", "seconds a cell (CPU)"
+BASELINE, VERDICT, SECONDS = "compared with", "verdict", "seconds a cell"
 TIME_RATIO, AGAINST_CONTROLS = "time, x baseline", "at its own cost"
 COST_COLUMNS = (
     "training, s",
     "rows trained",
     "cost in rows",
-    "FLOPs, x baseline",
     "hidden, %",
     "s to target",
 )
@@ -57,7 +56,7 @@ def table_row(line: Line, columns: Sequence[str]) -> list[str]:
 
 
 def _base_words(line: Line) -> dict[str, str]:
-    seconds = NOTHING if line.wall_s is None else f"{line.wall_s:.0f} ({line.cpu_s or 0:.0f})"
+    seconds = NOTHING if line.wall_s is None else f"{line.wall_s:.0f}"
     difference = NOTHING if line.difference is None else f"{line.difference.mean:+.2f}"
     bounds = NOTHING if line.difference is None else interval(line.difference) or NOTHING
     return {
@@ -79,7 +78,6 @@ def _cost_words(costs: Costs | None) -> dict[str, str]:
         spread(costs.train_s, digits=1),
         count(costs.rows_trained),
         count(costs.cost_rows),
-        ratio(costs.flops_ratio, with_interval=False),
         _percent(costs.hidden_fraction),
         time_to_target(costs.target),
         _percent(costs.hidden_precision),

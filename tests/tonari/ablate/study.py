@@ -10,37 +10,40 @@ from PIL import Image
 
 STUDY = """
 [study]
-baseline = "global"
+baseline = "plain"
 seeds = 2
-[data]
+[train.data]
 train = "train.parquet"
 test = "test.parquet"
 image = "png"
 image_size = 8
+batch_size = 8
+workers.threads = 0
+cache.path = "cache"
+[train.model]
+kind = "small_cnn"
 num_classes = 4
-train_samples = 40
-[settings]
-shuffle = "global"
-replicas = 4
-batch_size = 4
+[train.run]
 epochs = 1
-width = 4
-[arms.global]
-[arms."local, sorted"]
-shuffle = "local"
+device = "cpu"
+[arms.plain]
+[arms."random, half"]
+importance.kind = "random"
+importance.fraction = 0.5
 """
 
 
-def make_study(directory: Path) -> Path:
+def make_study(directory: Path, text: str = STUDY) -> Path:
     """Write the study beside its data."""
     rng = np.random.default_rng(0)
-    for name, count in (("train", 60), ("test", 30)):
+    for name, count in (("train", 64), ("test", 32)):
         rows = []
         for number in range(count):
             file = io.BytesIO()
             pixels = rng.integers(60, size=(8, 8, 3)) + 60 * (number % 4)
             Image.fromarray(pixels.astype(np.uint8)).save(file, "PNG")
-            rows.append({"key": str(number), "png": file.getvalue(), "cls": number % 4})
+            rows.append({"key": str(number), "png": file.getvalue(), "cls": number % 4,
+                         "is_wrong": int(number % 8 == 0)})  # fmt: skip
         pq.write_table(pa.Table.from_pylist(rows), directory / f"{name}.parquet")
-    (directory / "study.toml").write_text(STUDY)
+    (directory / "study.toml").write_text(text)
     return directory / "study.toml"

@@ -146,8 +146,8 @@ class RunConfig(Section):
     """How long, and where results go; ``checkpoint_epochs`` 0 writes none but at a SIGTERM.
 
     ``max_steps`` ends the run earlier than ``epochs``, in the middle of an epoch too; so does
-    ``max_tokens``, of text: at the step that reaches them. ``evaluate_steps`` evaluates every so
-    many steps beside the ends of epochs.
+    ``max_tokens``, of text: at the step that reaches them. ``evaluate_epochs`` evaluates at the end
+    of every so many epochs, and of the last; ``evaluate_steps`` every so many steps beside these.
     ``checkpoint_steps`` writes one every so many steps too, for epochs that are long. Of text,
     ``evaluate_tokens`` and ``checkpoint_tokens`` count tokens in place of steps.
     ``prometheus`` is a file that each rank writes for node_exporter, under its own number;
@@ -164,6 +164,7 @@ class RunConfig(Section):
     epochs: Count = 10
     max_steps: Whole = 0
     max_tokens: Whole = 0
+    evaluate_epochs: Count = 1
     evaluate_steps: Whole = 0
     evaluate_tokens: Whole = 0
     seed: Whole = 0
@@ -304,8 +305,12 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def read_tables(path: Path) -> dict[str, object]:
+def read_tables(path: Path, *, example: Path = EXAMPLES / "cifar10.toml") -> dict[str, object]:
     """Read a file's tables, unchecked.
+
+    Args:
+        path: Where it lies.
+        example: A file like it, for the message.
 
     Raises:
         ConfigError: If it cannot be read.
@@ -314,7 +319,7 @@ def read_tables(path: Path) -> dict[str, object]:
         return toml.loads(path.read_text())
     except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
         raise ConfigError(
-            f"{path}: cannot be read as TOML: {error}; give a file like {EXAMPLES / 'cifar10.toml'}"
+            f"{path}: cannot be read as TOML: {error}; give a file like {example}"
         ) from error
 
 

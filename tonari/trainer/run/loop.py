@@ -55,6 +55,9 @@ from tonari.trainer.watch.stop import StopRequest
 
 Listener = Callable[[Line], None]
 
+NOT_EVALUATED: Figures = {"accuracy": None, "evaluation_loss": None, "evaluation_s": 0.0}
+"""Of an epoch at whose end nothing is evaluated."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -451,9 +454,12 @@ class Run:
             rescore(self._pipeline, self._loader, self._watched(self._loader.refresh()))
         world, place = self._job.world, self._pipeline.place
         line = meter.epoch_line(loss, self._loader.stats(), world)
+        over = self._pace.is_over(self.progress.steps) or epoch + 1 == self._config.run.epochs
+        evaluated = over or (epoch + 1) % self._config.run.evaluate_epochs == 0
         exchange_s = line.pop("exchange_blocked_s") or 0.0
         self.last = {
-            "kind": "epoch", **self._place(epoch), **line, **self._evaluate(),
+            "kind": "epoch", **self._place(epoch), **line,
+            **(self._evaluate() if evaluated else NOT_EVALUATED),
             **self._parts.end_epoch(epoch, exchange_s=exchange_s),
             "lr": self._lr,
             "order_hash": combine_order_hashes(self._loader.order_hash(), world, place),
@@ -463,7 +469,6 @@ class Run:
             self._on_epoch(self.last)
         self.progress = replace(self.progress, epochs=epoch + 1, so_far={})
         every = self._config.run.checkpoint_epochs
-        over = self._pace.is_over(self.progress.steps) or epoch + 1 == self._config.run.epochs
         if every and ((epoch + 1) % every == 0 or over):
             self._save()
         else:

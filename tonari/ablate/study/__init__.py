@@ -1,1 +1,0 @@
-"""A study's own training: small models, on one processor."""
