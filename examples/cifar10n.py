@@ -1,8 +1,10 @@
-"""Put the labels that people gave CIFAR-10 beside the right ones: CIFAR-10N, as a Parquet file.
+r"""Put the labels that people gave CIFAR-10 beside the right ones: CIFAR-10N, as a Parquet file.
 
-    python examples/cifar10n.py CIFAR-10_human.pt data/cifar10-train.parquet data/cifar10n.parquet
-    tonari ablate examples/selection_study.toml --out runs/cifar10n data.noise=0.0
-        data.truth=true_cls data.train=data/cifar10n.parquet
+    python -m examples.cifar10n CIFAR-10_human.pt data/cifar10-train.parquet data/cifar10n.parquet
+    python -m examples.damaged data/cifar10n.parquet "runs/damaged/people-{seed}.parquet" \
+        --truth true_cls --samples 4000 --size 16 --seeds 0:12
+    tonari ablate examples/selection_study.toml --out runs/people \
+        "data.train=runs/damaged/people-{seed}.parquet"
 
 Takes the label file of the authors (Wei et al., Learning with Noisy Labels Revisited, ICLR 2022;
 http://noisylabels.com), which is not part of this repository: its licence, CC BY-NC 4.0, allows no
@@ -29,8 +31,8 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from tonari.ablate.study.data import load_images
-from tonari.trainer.errors import ConfigError
+from dataio import DataioError
+from examples.damaged import load_images
 
 CLEAN = "clean_label"
 HUMAN = ("aggre_label", "worse_label", "random_label1", "random_label2", "random_label3")
@@ -54,7 +56,7 @@ def main() -> None:
     try:
         labels = read_labels(given.labels)
         write(given.parquet, given.out, labels, given)
-    except (ValueError, OSError, ConfigError) as error:
+    except (ValueError, OSError, DataioError) as error:
         sys.exit(f"cifar10n: {error}")
 
 
@@ -114,8 +116,8 @@ def write(
         )
     order = np.arange(len(classes))
     if given.originals is not None:
-        images = load_images(str(source), image=given.image, label=given.label, image_size=SIDE)
-        order = find_images(images.images, classes, given.originals, labels[CLEAN])
+        images = load_images(str(source), image=given.image, label=given.label, size=SIDE).images
+        order = find_images(images.transpose(0, 3, 1, 2), classes, given.originals, labels[CLEAN])
     if np.any(classes != labels[CLEAN][order]):
         differ = int((classes != labels[CLEAN][order]).sum())
         raise ValueError(

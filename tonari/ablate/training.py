@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from dataio import DataioError, Int, open_source
+from dataio import DataioError
 from tonari import rows
+from tonari.ablate.oracle import is_not_zero
 from tonari.ablate.study import Cell, StudyConfig
 from tonari.errors import CommandError
 from tonari.processes import GRACE_S
@@ -200,9 +201,7 @@ def _wrong_shares(study: StudyConfig, config: Config) -> Mapping[str, Any]:
     if not study.wrong:
         return {}
     try:
-        source = open_source(config.data.train)
-        read = source.read(np.arange(source.num_samples), {"wrong": Int(study.wrong)})
-        is_wrong = np.concatenate([part.fixed[0].reshape(-1).view("<i8") for part in read]) != 0
+        is_wrong = is_not_zero(config.data.train, study.wrong)
     except DataioError as error:
         raise ConfigError(
             f"study.wrong is {study.wrong!r}, expected a field of whole numbers in data.train: "

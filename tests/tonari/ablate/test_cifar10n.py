@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from examples import cifar10n
-from tonari.ablate.study.data import load_images
+from examples.damaged import load_images
 
 NUM = 60
 
