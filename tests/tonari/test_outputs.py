@@ -29,7 +29,7 @@ def test_a_directory_is_no_file_to_write(tmp_path):
 def test_a_study_that_cannot_write_says_that_its_cells_are_whole(tmp_path, capsys, monkeypatch):
     study = tmp_path / "study.toml"
     study.write_text("")
-    monkeypatch.setattr("tonari.ablate.study.config.load_study", lambda *_, **__: None)
+    monkeypatch.setattr("tonari.ablate.study.load_study", lambda *_, **__: None)
     monkeypatch.setattr("tonari.ablate.command._asked", lambda *_: [])
 
     def full(*_, **__):

@@ -23,9 +23,9 @@ ARMS: dict[str, tuple[Mapping[str, object], int, int]] = {
     "Policy": (POLICY, 75, 88),
     "Epochs": (EPOCHS_CONTROL, 50, 80),
     "Random": (RANDOM_CONTROL, 55, 83),
-    "Highest": ({"epochs_fraction": 0.65, "control": "highest"}, 65, 81),
-    "Averaged": ({"ema": 0.99, "epochs_fraction": 0.4, "control": "ema"}, 45, 79),
-    "Robust": ({"loss": "generalised", "epochs_fraction": 0.6, "control": "robust"}, 60, 84),
+    "Highest": ({"control": "highest"}, 65, 81),
+    "Averaged": ({"control": "ema"}, 45, 79),
+    "Robust": ({"control": "robust"}, 60, 84),
 }
 
 pytestmark = needs_browser

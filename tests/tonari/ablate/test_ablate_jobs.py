@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tonari.ablate.study import make_study
+from tests.tonari.ablate.study_cells import make_cell
 from tonari import cli
 from tonari.ablate.progress import seconds_left
-from tonari.ablate.study.config import load_study
-from tonari.ablate.study.run import train_cell
+from tonari.ablate.study import load_study
+from tonari.ablate.training import train_cell
 
 pytestmark = pytest.mark.thorough
 
@@ -74,7 +75,7 @@ def test_a_cell_that_another_process_trains_is_left_to_it_until_that_is_killed(s
         assert "1 of 4 cells are left to processes that train them now" in capsys.readouterr().err
         assert run("--status") == 0
         said = capsys.readouterr().out
-        assert "running for 17 minutes: local, sorted, seed 0: process" in said
+        assert "running for 17 minutes: random, half, seed 0: process" in said
         assert "on elsewhere, job 77" in said
         assert run("--status", "--json") == 0
         document = json.loads(capsys.readouterr().out)
@@ -91,11 +92,11 @@ def broken_arm(monkeypatch):
     """An arm whose seed 0 fails; the list of tries."""
     tried: list[tuple[str, int]] = []
 
-    def train(settings, *args, seed, **kwargs):
-        tried.append((settings.shuffle, seed))
-        if (settings.shuffle, seed) == ("local", 0):
+    def train(study, cell, out):
+        tried.append((cell.arm.name, cell.seed))
+        if tried[-1] == ("random, half", 0):
             raise RuntimeError("the numbers were too large")
-        return train_cell(settings, *args, seed=seed, **kwargs)
+        return train_cell(study, cell, out)
 
     monkeypatch.setattr("tonari.ablate.cells.train_cell", train)
     return tried
@@ -106,19 +107,19 @@ def test_a_failed_cell_is_named_and_kept_and_the_others_go_on(
 ):
     assert run() == 1
     assert len(cell_files()) == 3
-    assert broken_arm.count(("local", 0)) == 1, "tried once in a call"
+    assert broken_arm.count(("random, half", 0)) == 1, "tried once in a call"
     said = capsys.readouterr()
-    assert "[2/4] local, sorted, seed 0: failed: RuntimeError: the numbers" in said.err
-    assert "1 of 4 cells failed: 'local, sorted' seed 0: RuntimeError: the numbers" in said.err
+    assert "[2/4] random, half, seed 0: failed: RuntimeError: the numbers" in said.err
+    assert "1 of 4 cells failed: 'random, half' seed 0: RuntimeError: the numbers" in said.err
     assert "the same command tries them again" in said.err
     assert "3 of 4 cells" in said.out, "a report of what is there"
     (error,) = Path("out/cells").glob("*.error")
     kept = json.loads(error.read_text())
-    assert (kept["arm"], kept["seed"]) == ("local, sorted", 0)
-    assert any("train_cell" in line for line in kept["trace"])
+    assert (kept["arm"], kept["seed"]) == ("random, half", 0)
+    assert any("in train" in line for line in kept["trace"])
     assert run("--status") == 0
     said = capsys.readouterr().out
-    assert "failed: local, sorted, seed 0: RuntimeError" in said
+    assert "failed: random, half, seed 0: RuntimeError" in said
     assert "for the rest with one process" in said
     assert len(cell_files()) == 3, "asking trains nothing"
     monkeypatch.undo()
@@ -189,7 +190,7 @@ def stop_one_at_work() -> tuple[int, str]:
 
 
 def test_a_killed_process_costs_its_cell_and_a_killed_parent_takes_the_others_along(study):
-    parent = start("--jobs", "2", "--seeds", "4", "settings.epochs=60")
+    parent = start("--jobs", "2", "--seeds", "4", "run.epochs=10")
     assert parent.stderr is not None
     assert parent.stderr.readline().startswith("[1/8]")
     victim, name = stop_one_at_work()
@@ -209,7 +210,7 @@ def test_a_killed_process_costs_its_cell_and_a_killed_parent_takes_the_others_al
     there = cell_files()
     assert name not in there
     assert len(there) < 8
-    assert run("--seeds", "4", "settings.epochs=60", "--jobs", "1") == 0
+    assert run("--seeds", "4", "run.epochs=10", "--jobs", "1") == 0
     assert len(cell_files()) == 8
 
 
@@ -235,13 +236,16 @@ def test_cells_and_reports_can_be_had_without_training(study, capsys):
     assert [line.split()[-1] for line in lines] == [cell.file_name for cell in cells]
     assert run("--status") == 0
     assert "no cell is there yet to say" in capsys.readouterr().out
-    assert run("--only", "global") == 0
+    assert run("--only", "plain") == 0
     capsys.readouterr()
     assert run("--report-only") == 0
     assert "2 of 4 cells" in capsys.readouterr().out
     assert len(cell_files()) == 2
     assert cli.main(["ablate", "study.toml"]) == 2
     assert "required: --out" in capsys.readouterr().err
+
+
+OLD = json.dumps(make_cell({}, accuracy=1, train_s=1) | {"accuracy": "1"}).encode()
 
 
 def spoil(path: Path, content: bytes | None) -> None:
@@ -258,18 +262,13 @@ def spoil(path: Path, content: bytes | None) -> None:
         ("study.toml", b"[study\n", "study.toml: cannot be read as TOML"),
         ("study.toml", b"\xff\xfe", "study.toml: cannot be read as TOML"),
         ("study.toml", None, "study.toml: cannot be read as TOML: .*Is a directory"),
-        ("train.parquet", b"no parquet", "train.parquet"),
-        ("test.parquet", None, "test.parquet"),
         ("out", b"", "--out out: is a file, expected a directory; name another"),
         ("out/claims", b"", "--out out: .*claims.*; the cells that are there are whole"),
         ("out/cells/CELL", b"{", "cannot be read as a cell's results: .*; remove it"),
         ("out/cells/CELL", b"[]", "cannot be read as a cell's results: .*; remove it"),
-        ("out/cells/CELL", b'{"accuracy": 1}', "keys are missing; remove it"),
+        ("out/cells/CELL", b'{"accuracy": 1}', "hidden_fraction, .* is missing; remove it"),
         ("out/cells/CELL", None, "cannot be read as a cell's results: .*; remove it"),
-        (
-            "out/cells/CELL", b'{"accuracy": "1", "wall_s": 1, "cpu_s": 1, "commit": ""}',
-            "accuracy is '1', expected a number; remove it",
-        ),
+        ("out/cells/CELL", OLD, "accuracy is '1', expected a number; remove it"),
     ],
 )  # fmt: skip
 def test_what_is_broken_is_one_clear_message_before_any_training(
@@ -287,11 +286,15 @@ def test_what_is_broken_is_one_clear_message_before_any_training(
     assert not Path("out/cells").is_dir() or cell_files() <= {name}
 
 
-def test_settings_that_cannot_be_trained_are_told_for_every_cell(study, capsys):
-    assert run("settings.batch_size=32") == 1
+@pytest.mark.parametrize(
+    ("file", "content"), [("train.parquet", b"no parquet"), ("test.parquet", None)]
+)
+def test_data_that_cannot_be_read_is_told_for_every_cell(study, capsys, file, content):
+    spoil(Path(file), content)
+    assert run() == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert "4 of 4 cells failed" in last
-    assert last.count("settings.batch_size is 32, more than the 40 training samples") == 1
+    assert last.count(file) <= 3, "of all cells at once"
 
 
 def test_a_filesystem_without_locks_is_named(study, capsys, monkeypatch):

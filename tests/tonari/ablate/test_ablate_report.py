@@ -181,7 +181,6 @@ def test_times_are_ratios_paired_by_seed():
     costs = lines_of(ARMS)["Policy"].costs
     assert costs.train_s.mean == 75
     assert costs.train_ratio.mean == pytest.approx(0.75)
-    assert costs.flops_ratio.mean == pytest.approx(0.75)
     assert costs.rows_ratio.mean == pytest.approx(0.75)
     assert costs.hidden_fraction == pytest.approx(0.25)
     assert lines_of(ARMS)["Full"].costs.train_ratio is None
@@ -260,35 +259,6 @@ def test_all_files_tell_the_same_and_the_same_cells_make_the_same_page(tmp_path)
     page = (tmp_path / "a/report.html").read_text()
     for said in ("tonari ablate s.toml", "0123456789ab", "2026-11-21", "beats both controls"):
         assert said in page
-
-
-def test_cells_of_an_earlier_version_make_a_report_without_times_that_says_why(tmp_path, undrawn):
-    found = cells_of(ARMS)
-    new = {"train_s", "rows_trained", "rows_refreshed", "flops", "hidden_fraction"}
-    old = {
-        arm: {
-            seed: {
-                **{key: value for key, value in cell.items() if key not in new},
-                "epochs": [{"epoch": 0, "loss": 1.0, "accuracy": 0.5}],
-            }
-            for seed, cell in cells.items()
-        }
-        for arm, cells in found.items()
-    }
-    document = write_report(tmp_path, study_of(ARMS), old, "c")
-    assert "do not say how long training took" in str(document["note"])
-    assert "s to target" not in (table := (tmp_path / "table.md").read_text())
-    assert "do not say how long" in table
-    assert "| Policy | 88.00" in table
-    assert not (tmp_path / "pareto.png").exists()
-    page = (tmp_path / "report.html").read_text()
-    assert "do not say how long" in page
-    assert "What the time buys" not in page
-    assert "no control to compare with" in str(document["verdicts"])
-    # Some arms' cells are new: they have their times, and nothing breaks
-    mixed = write_report(tmp_path, study_of(ARMS), {**old, "Full": found["Full"]}, "c")
-    assert mixed["note"] == ""
-    assert (tmp_path / "pareto.png").exists()
 
 
 def test_missing_cells_are_named_and_a_study_without_any_has_a_page_too(tmp_path, undrawn):

@@ -68,7 +68,7 @@ def test_the_tasks_of_an_array_train_all_cells_and_its_second_job_reports(study,
     assert second.returncode == 0, second.stderr
     trained = [json.loads(path.read_text()) for path in Path("out/cells").glob("*.json")]
     assert sorted((cell["arm"], cell["seed"]) for cell in trained) == [
-        ("global", 1), ("local, sorted", 1),
+        ("plain", 1), ("random, half", 1),
     ]  # fmt: skip
     expected = ["tonari", "ablate", "study.toml", "--out", "out", *args]
     assert shlex.split(trained[0]["command"])[: len(expected)] == expected
@@ -86,7 +86,7 @@ def test_any_path_is_a_path_to_bash_and_to_sbatch(tmp_path, monkeypatch, sbatch)
     here.mkdir()
     make_study(here)
     monkeypatch.chdir(here)
-    assert run("--slurm", "--only", "global") == 0
+    assert run("--slurm", "--only", "plain") == 0
     array, report = calls()
     for line, log in ((array, "cells-%A_%a.log"), (report, "report-%j.log")):
         (output,) = [part for part in line if part.startswith("--output=")]
@@ -99,7 +99,7 @@ def test_any_path_is_a_path_to_bash_and_to_sbatch(tmp_path, monkeypatch, sbatch)
 
 
 def test_only_missing_cells_are_submitted(study, sbatch, capsys):
-    assert run("--only", "global") == 0
+    assert run("--only", "plain") == 0
     assert run("--slurm") == 0
     assert "--array=0-1" in calls()[0], "two of four are there; no limit unless asked for"
     assert run() == 0

@@ -80,8 +80,12 @@ def test_rows_in_the_order_published_get_their_labels(made, monkeypatch, capsys)
 
 
 def test_rows_in_another_order_are_refused_and_found_by_their_images(made, monkeypatch):
-    images = load_images("train.parquet", image="jpg", label="cls", image_size=32).images
-    write_parquet(images, made["clean_label"], np.argsort(made["clean_label"], kind="stable"))
+    images = load_images("train.parquet", image="jpg", label="cls", size=32).images
+    write_parquet(
+        images.transpose(0, 3, 1, 2),
+        made["clean_label"],
+        np.argsort(made["clean_label"], kind="stable"),
+    )
     with pytest.raises(SystemExit, match=r"classes are not those of clean_label.*--originals"):
         convert(monkeypatch)
     check(convert(monkeypatch, "--originals", "binary"), made, "worse_label")

@@ -17,7 +17,8 @@ def arm(name: str, cells: Cells, *, control: str = "", importance: str = "full")
     return ArmResults(
         name,
         "Full",
-        {"control": control, "importance": importance},
+        control,
+        {"importance.kind": importance},
         {seed: {"train_s": s, "accuracy": a / 100} for seed, (s, a) in cells.items()},
     )
 

@@ -1,298 +1,223 @@
-"""A study's replicas in one process train what a job of as many ranks would."""
+"""A study's file: what an arm changes of a run, and what makes another cell of it."""
 
-import copy
+import inspect
+import os
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
-from torch.func import functional_call
 
-import dataio
-from dataio.plan.layout import Layout
-from dataio.world import run_threads, thread_worlds
-from shuffle import Global, Local, Partial
-from tests.cases import diagonal
-from tests.memory_source import FIELDS, MemorySource
-from tonari.ablate.study.config import SettingsConfig, load_study
-from tonari.ablate.study.corrupt import as_found
-from tonari.ablate.study.data import LabelledImages, draw_subset, load_images
-from tonari.ablate.study.model import LEAST_CHANNELS, StudyResNet, _Block
-from tonari.ablate.study.order import (
-    class_skew,
-    epoch_batches,
-    number_samples,
-)
-from tonari.ablate.study.replicas import ManyModels, OneModel
-from tonari.ablate.study.run import train_cell
-from tonari.ablate.study.training import Point
+import importance.keep_agreed
+from importance import Auto, KeepAgreed, RandomPrune
+from tests.tonari.ablate.study import STUDY, make_study
+from tonari.ablate.controls import CONTROLS
+from tonari.ablate.identity import code_key
+from tonari.ablate.study import load_study
+from tonari.trainer.config.config import build_config
 from tonari.trainer.errors import ConfigError
+from tonari.trainer.run.build import make_importance
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "shuffle_study.toml"
-SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
-
-
-def blobs(num_samples: int, *, seed: int = 0) -> LabelledImages:
-    """Images of four classes, each of a brightness of its own."""
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(4, size=num_samples)
-    noise = rng.integers(40, size=(num_samples, 3, 8, 8))
-    return LabelledImages((noise + 60 * labels[:, None, None, None]).astype(np.uint8), labels)
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-def drawn(replicas: int, batch: int, dtype: torch.dtype = torch.float64):
-    """A step's images, labels and weights, the last rows padding."""
-    numbers = torch.Generator().manual_seed(3)
-    images = torch.randn(replicas, batch, 3, 8, 8, generator=numbers, dtype=dtype)
-    labels = torch.randint(4, (replicas, batch), generator=numbers)
-    weight = torch.rand(replicas, batch, generator=numbers, dtype=dtype)
-    weight[:, -1] = 0
-    return images, labels, weight
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return make_study(tmp_path)
 
 
-def small_model(**settings) -> StudyResNet:
-    torch.manual_seed(1)
-    model = StudyResNet(4, width=4, **settings).double()
-    for p in model.parameters():  # nothing may be zero, or gradients would be
-        torch.nn.init.normal_(p, std=0.3)
-    return model
+def arms(path: Path, *overrides: str, full: bool = False):
+    return {arm.name: arm for arm in load_study(path, overrides, full=full).arms}
 
 
-@pytest.mark.parametrize("width", [4, 8])
-def test_a_block_that_shrinks_images_passes_them_on_as_a_strided_convolution_would(width):
-    torch.manual_seed(1)
-    block = _Block(width, 2 * width, torch.nn.Identity(), torch.nn.Identity())
-    features = torch.randn(3, width, 9, 9)
-    # Its second convolution begins at nothing
-    shortcut = block.shortcut
-    assert isinstance(shortcut, torch.nn.Conv2d)
-    passed = F.relu(F.conv2d(features, shortcut.weight, stride=2))
-    torch.testing.assert_close(block(features), passed)
-    # The kernel that writes past its buffer (see `LEAST_CHANNELS`) is left alone
-    assert (shortcut.stride == (1, 1)) == (width < LEAST_CHANNELS)
+def digests(path: Path, *overrides: str) -> dict[tuple[str, int], str]:
+    study = load_study(path, overrides)
+    return {(cell.arm.name, cell.seed): cell.digest for cell in study.cells()}
 
 
-def loader_batches(world, root, policy, *, num_samples, batch_size, seed, epochs):
-    """What a real loader of this rank delivers: ids and weights, epoch by epoch."""
-    with dataio.Loader(
-        MemorySource(num_samples), batch_size=batch_size, fields=FIELDS, cache=root / "cache",
-        shuffle=policy, seed=seed, world=world, workers=dataio.Workers(threads=0),
-        reports=dataio.Reports(progress=False),
-    ) as loader:  # fmt: skip
-        return [
-            [(batch["sample_id"].tolist(), batch["weight"].tolist()) for batch in loader]
-            for _ in loader.epochs(epochs)
-        ]
+def test_an_arm_is_the_file_then_what_all_share_then_the_command_line_then_its_own(study):
+    base = study.with_name("base.toml")
+    base.write_text(
+        '[data]\ntrain = "other"\n[optimizer]\nlr = 0.5\nmomentum = 0.5\n[run]\nepochs = 9\n'
+    )
+    study.write_text(
+        STUDY.replace("seeds = 2", 'seeds = 2\nconfig = "base.toml"')
+        + "optimizer.momentum = 0.25\n[train.optimizer]\nmin_lr = 0.01\n"
+    )
+    found = arms(study, "optimizer.momentum=0.75", "optimizer.weight_decay=0.5")
+    plain, changed = (found[name].config(0) for name in ("plain", "random, half"))
+    assert (plain.optimizer.lr, plain.data.train, plain.run.epochs) == (0.5, "train.parquet", 1)
+    assert (plain.optimizer.momentum, changed.optimizer.momentum) == (0.75, 0.25)
+    assert plain.optimizer.weight_decay == changed.optimizer.weight_decay == 0.5
+    assert plain.optimizer.min_lr == 0.01
+    assert found["plain"].settings["optimizer.momentum"] == 0.75
 
 
-@diagonal(replicas=[(1, 1, 1, 1), (2, 2), (3, 1, 2)], policy=[Local(), Partial(0.3), Global()])
-def test_replicas_train_the_very_batches_of_real_loaders(tmp_path, replicas, policy):
-    num_samples, batch_size, seed, epochs = 53, 4, 7, 4
-    delivered = run_threads(
-        thread_worlds(list(replicas), timeout_s=20),
-        lambda world: loader_batches(
-            world, tmp_path, policy,
-            num_samples=num_samples, batch_size=batch_size, seed=seed, epochs=epochs,
-        ),
+def test_another_kind_leaves_out_what_the_shared_one_takes(study):
+    study.write_text(
+        STUDY.replace("[arms.plain]", '[train.importance]\nkind = "kakurenbo"\ntau = 0.5\n'
+                      "[arms.plain]").replace("random, half", "infobatch, half")
+        .replace('kind = "random"', 'kind = "infobatch"')
     )  # fmt: skip
-    layout = Layout(replicas, num_samples)
-    for epoch in range(epochs):
-        computed = epoch_batches(policy, layout, seed=seed, epoch=epoch, batch_size=batch_size)
-        for replica, by_epoch in enumerate(delivered):
-            assert len(by_epoch[epoch]) == len(computed.sample_id)
-            for step, (ids, weight) in enumerate(by_epoch[epoch]):
-                assert computed.weight[step, replica].tolist() == weight
-                trained = np.array(weight) > 0
-                assert (computed.sample_id[step, replica][trained] == np.array(ids)[trained]).all()
-        valid = computed.sample_id[computed.weight > 0]
-        assert sorted(valid.tolist()) == list(range(num_samples))
+    found = arms(study)
+    assert found["plain"].settings["importance.tau"] == 0.5
+    assert "importance.tau" not in found["infobatch, half"].settings
 
 
-def test_nodes_of_one_class_are_as_far_from_the_whole_as_can_be():
-    labels = np.arange(8) // 2
-    apart = [np.array([2 * node, 2 * node + 1]) for node in range(4)]
-    assert class_skew(apart, labels) == pytest.approx(0.75)
-    assert class_skew([np.arange(8)], labels) == 0
-    assert class_skew([np.array([0, 2, 4, 6]), np.array([1, 3, 5, 7])], labels) == 0
+def test_a_seed_stands_in_the_names_of_files_and_is_the_run_s(study):
+    os.rename("train.parquet", "train-0.parquet")
+    found = arms(study, "data.train=train-{seed}.parquet")
+    for seed in (0, 1):
+        config = found["plain"].config(seed)
+        assert (config.data.train, config.run.seed) == (f"train-{seed}.parquet", seed)
 
 
-@pytest.mark.parametrize("norm", ["none", "group", "batch"])
-def test_one_step_has_the_mean_of_the_gradients_of_separate_replicas(norm):
-    images, labels, weight = drawn(replicas=4, batch=5)
-    together = small_model(norm=norm, replicas=4)
-    alone = [small_model(norm=norm, replicas=1) for _ in range(4)]
-    apart = []
-    for model, x, y, w in zip(alone, images, labels, weight, strict=True):
-        loss = (F.cross_entropy(model(x), y, reduction="none") * w).mean()
-        apart.append(torch.autograd.grad(loss, list(model.parameters())))
-    replicas = OneModel(together, **SGD)
-    replicas.step(images, labels, weight)
-    for p, *gradients in zip(together.parameters(), *apart, strict=True):
-        torch.testing.assert_close(p.grad, sum(gradients) / 4)
-        assert p.grad.abs().max() > 1e-4
+def test_seeds_begin_where_a_study_says(study):
+    cells = load_study(study, ["study.first_seed=5"]).cells()
+    assert [cell.seed for cell in cells] == [5, 5, 6, 6]
+    assert len({cell.digest for cell in cells}) == 4
 
 
-@pytest.mark.parametrize("running", ["mean", "first"])
-def test_running_statistics_are_the_mean_over_replicas_or_the_first_one_s(running):
-    images, labels, weight = drawn(replicas=3, batch=4)
-    together = small_model(norm="batch", replicas=3, running=running)
-    alone = [small_model(norm="batch", replicas=1) for _ in range(3)]
-    for model, x in zip(alone, images, strict=True):
-        model.train()(x)
-    OneModel(together, **SGD).step(images, labels, weight)
-    kept = alone if running == "mean" else alone[:1]
-    for name, values in together.named_buffers():
-        theirs = torch.stack([dict(model.named_buffers())[name] for model in kept])
-        torch.testing.assert_close(values, theirs.mean(dim=0))
+def test_tables_below_full_are_above_the_others(study):
+    study.write_text(
+        STUDY + "[full.study]\nseeds = 7\n[full.train.run]\nepochs = 6\n[full.arms.more]\n"
+        'control = "epochs"\n[full.train.importance]\nkind = "random"\n'
+    )
+    small, full = load_study(study), load_study(study, full=True)
+    assert (small.study.seeds, full.study.seeds) == (2, 7)
+    assert [arm.config(0).run.epochs for arm in full.arms] == [6, 6, 6]
+    assert [arm.name for arm in full.arms] == ["plain", "random, half", "more"]
+    assert full.arms[2].control == "epochs"
+    study.write_text(STUDY + "[full.run]\nepochs = 6\n")
+    with pytest.raises(ConfigError, match=r"full.run is unknown; did you mean full"):
+        load_study(study, full=True)
 
 
-def test_models_that_are_averaged_after_every_step_are_one_model():
-    # Weight decay and momentum are linear: averaging after each step is averaging gradients.
-    one = OneModel(small_model(), **SGD)
-    many = ManyModels(small_model(), replicas=4, exchange="average", local_steps=1, seed=0, **SGD)
-    for _ in range(3):
-        data = drawn(replicas=4, batch=5)
-        torch.testing.assert_close(one.step(*data), many.step(*data))
-    averaged = many.tested_model().parameters()
-    for p, q in zip(one.tested_model().parameters(), averaged, strict=True):
-        torch.testing.assert_close(p, q)
+def test_what_changes_no_result_makes_no_other_cell(study):
+    before = digests(study)
+    for override in (
+        "study.margin_points=2", "study.cost=cost_rows", "study.keep_runs=true",
+        "run.log_steps=7", "run.checkpoint_epochs=0", "run.directory=elsewhere",
+        "data.cache.path=elsewhere", "data.workers.threads=3", "optimizer.momentum=0.9",
+    ):  # fmt: skip
+        assert digests(study, override) == before, override
+    study.write_text(STUDY.replace("[arms.plain]", '# a comment\n[arms.plain]\ncontrol = "epochs"'))
+    assert digests(study) == before
 
 
-def test_models_that_never_meet_train_as_if_alone():
-    images, labels, weight = drawn(replicas=3, batch=5)
-    many = ManyModels(small_model(), replicas=3, exchange="average", local_steps=9, seed=0, **SGD)
-    for _ in range(2):
-        many.step(images, labels, weight)
-    for replica in range(3):
-        alone, part = OneModel(small_model(), **SGD), slice(replica, replica + 1)
-        for _ in range(2):
-            alone.step(images[part], labels[part], weight[part])
-        for name, p in alone.model.named_parameters():
-            torch.testing.assert_close(p, many.parameters[name][replica])
+def test_what_changes_a_result_makes_other_cells(study):
+    before = digests(study)
+    for override in (
+        "optimizer.lr=0.2", "run.epochs=2", "data.batch_size=4", "model.image_size=16",
+        "run.evaluate_epochs=2", "study.launch=mpiexec -n 1",
+    ):  # fmt: skip
+        assert not set(digests(study, override).values()) & set(before.values()), override
 
 
-def meet(exchange):
-    """One step of five models, without and with a meeting after it: weights and momentum."""
-    found = []
-    for local_steps in (2, 1):
-        many = ManyModels(
-            small_model(), replicas=5, exchange=exchange, local_steps=local_steps, seed=0, **SGD
-        )
-        many.step(*drawn(replicas=5, batch=4))
-        p = many.parameters["head.weight"]
-        found.append((p.detach(), many.optimizer.state[p]["momentum_buffer"]))
-    return zip(*found, strict=True)
+def test_data_is_known_by_its_content_and_not_by_its_name(study):
+    before = digests(study)
+    os.rename("train.parquet", "other.parquet")
+    assert digests(study, "data.train=other.parquet") == before
+    content = bytearray(Path("other.parquet").read_bytes())
+    content[200] ^= 1
+    Path("other.parquet").write_bytes(content)
+    assert digests(study, "data.train=other.parquet") != before
 
 
-def test_swapped_models_are_the_same_models_each_elsewhere():
-    for before, after in meet("swap_partner"):
-        origin = [[bool(torch.equal(a, b)) for b in before].index(True) for a in after]
-        assert sorted(origin) == list(range(5))
-        assert all(origin[replica] != replica for replica in range(5))
+OWN = """
+from dataclasses import dataclass
+from torch import nn
+from dataio import Selection
 
 
-def test_a_drawn_partner_s_model_is_averaged_with_one_s_own():
-    for before, after in meet("average_partner"):
-        torch.testing.assert_close(before.mean(dim=0), after.mean(dim=0))
-        alike = [sum(bool(torch.equal(a, b)) for b in after) for a in after]
-        assert sorted(alike) == [1, 2, 2, 2, 2]
-        assert sum(bool(torch.equal(a, b)) for a, b in zip(before, after, strict=True)) == 1
+@dataclass(frozen=True)
+class Nothing:
+    much: float = 0.5
+    columns = ("loss",)
+
+    def select(self, rows, *, epoch, num_epochs):
+        return Selection()
+
+    def due(self, hidden, *, epoch):
+        return hidden[:0]
 
 
-def test_sorted_partitions_list_one_class_after_the_other_and_random_ones_mix_them():
-    labels = np.random.default_rng(0).integers(4, size=200)
-    in_order = number_samples(labels, "sorted", seed=1)
-    mixed = number_samples(labels, "random", seed=1)
-    assert (np.diff(labels[in_order]) >= 0).all()
-    assert all(len(set(labels[mixed][start : start + 50])) == 4 for start in range(0, 200, 50))
-    for rows in (in_order, mixed):
-        assert sorted(rows.tolist()) == list(range(200))
-    assert (number_samples(labels, "random", seed=2) != mixed).any()
+def model():
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
+"""
+
+
+@pytest.mark.parametrize("key", ["importance", "model"])
+def test_code_of_ones_own_makes_cells_of_its_own_and_a_comment_none(study, monkeypatch, key):
+    monkeypatch.syspath_prepend(str(study.parent))
+    name = f"own_{key}"
+    what = {"importance": "Nothing", "model": "model"}[key]
+    Path(f"{name}.py").write_text(OWN)
+    study.write_text(STUDY + f'[arms.own]\n{key}.kind = "{name}:{what}"\n')
+    before = digests(study)
+    real = inspect.getsource
+
+    def change(added: str) -> dict[tuple[str, int], str]:
+        def getsource(module: object) -> str:
+            mine = getattr(module, "__name__", "") == name
+            return real(module) + (added if mine else "")  # type: ignore[arg-type]
+
+        monkeypatch.setattr(inspect, "getsource", getsource)
+        return digests(study)
+
+    assert change("# a comment\n") == before
+    after = change("CHANGED = 1\n")
+    assert {cell for cell in before if before[cell] != after[cell]} == {("own", 0), ("own", 1)}
+
+
+def test_a_policy_that_hands_on_to_another_has_cells_of_both_codes(monkeypatch):
+    policies = (Auto, KeepAgreed, RandomPrune)
+    before = [code_key(its) for its in policies]
+    source = inspect.getsource
+
+    def changed(module: object) -> str:
+        edited = "\nCHANGED = 1\n" if module is importance.keep_agreed else ""
+        return source(module) + edited  # type: ignore[arg-type]
+
+    monkeypatch.setattr(inspect, "getsource", changed)
+    now = [code_key(its) for its in policies]
+    assert [one != other for one, other in zip(before, now, strict=True)] == [True, True, False]
 
 
 @pytest.mark.parametrize(
-    "arm",
-    [{"shuffle": "local"}, {"norm": "batch"}, {"update": "swap_partner", "partition": "random"}],
-    ids=str,
+    ("arm", "message"),
+    [
+        ('importance.kind = "nowhere:Policy"', "importance.kind: .*cannot be imported"),
+        ('model.kind = "nowhere:model"', r'model.kind is "nowhere:model", which cannot be'),
+        (
+            'importance.kind = "random"\nimportance.args = {a = 1}',
+            r'importance.args is given, but importance.kind "random" takes fraction, delta only',
+        ),
+    ],
 )
-def test_a_cell_learns_and_depends_on_its_seed_alone(arm):
-    settings = SettingsConfig(
-        replicas=4,
-        batch_size=4,
-        width=4,
-        epochs=4,
-        lr=0.05,
-        local_steps=3,
-        norm="group",
-        shuffle="global",
-    )
-    settings = SettingsConfig(**{**vars(settings), **arm})
-    train, test = as_found(blobs(130)), blobs(200, seed=1)
-    points: list[Point] = []
-    first, again, other = (
-        train_cell(settings, train, test, num_classes=4, seed=seed, on_point=points.append)
-        for seed in (0, 0, 1)
-    )
-    assert first.points == again.points
-    assert first.points != other.points
-    assert points[:4] == list(first.points)
-    assert [point.accuracy is None for point in first.points] == [True, True, True, False]
-    assert first.accuracy > 0.5, "four classes by brightness: guessing gives 0.25"
+def test_an_arm_that_cannot_be_made_is_named(study, arm, message):
+    study.write_text(STUDY + f"[arms.own]\n{arm}\n")
+    with pytest.raises(ConfigError, match=message):
+        load_study(study).cells()
 
 
-def test_arms_of_one_seed_begin_with_the_same_weights_and_samples():
-    data = blobs(60)
-    one, two = (draw_subset(data, 20, seed=4) for _ in range(2))
-    assert np.array_equal(one.images, two.images)
-    assert not np.array_equal(one.images, draw_subset(data, 20, seed=5).images)
-    settings = SettingsConfig(replicas=1, batch_size=60, width=4, epochs=1, evaluate_epochs=1)
-    losses = [
-        train_cell(
-            SettingsConfig(**{**vars(settings), "shuffle": policy}),
-            as_found(data), data, num_classes=4, seed=0,
-        ).points[0].loss
-        for policy in ("local", "global")
-    ]  # fmt: skip
-    # One step over all rows, whatever their order: the loss of the first weights
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+@pytest.mark.parametrize("full", [False, True])
+def test_the_example_holds_every_control_and_freezes_what_its_claim_is_of(full):
+    study = load_study(EXAMPLES / "selection_study.toml", full=full)
+    found = {arm.name: arm for arm in study.arms}
+    assert {arm.control for arm in study.arms} == {"", "oracle", *CONTROLS} - {"highest"}
+    claimed = found["keep agreed, half"].config(0)
+    policy = make_importance(claimed)
+    assert isinstance(policy, KeepAgreed)
+    assert (policy.fraction, policy.begins, claimed.run.epochs) == (0.5, 8, 20)
+    assert study.study.cost == "cost_rows"
 
 
-def test_a_batch_larger_than_a_replica_s_rows_is_refused():
-    settings = SettingsConfig(replicas=4, batch_size=16, shuffle="global")
-    with pytest.raises(ConfigError, match=r"batch_size is 16, .* 20 training .* lower it"):
-        train_cell(settings, as_found(blobs(20)), blobs(9), num_classes=4, seed=0)
-
-
-def test_more_samples_than_there_are_are_refused():
-    with pytest.raises(ConfigError, match="train_samples is 9, but there are 8; take fewer"):
-        draw_subset(blobs(8), 9, seed=0)
-
-
-def test_the_example_is_a_study_of_five_paired_seeds_in_both_sizes():
-    small, full = load_study(EXAMPLE), load_study(EXAMPLE, full=True)
-    assert {cell.seed for cell in small.cells()} == set(range(5))
-    assert [arm.name for arm in small.arms] == [arm.name for arm in full.arms]
-    assert full.study.device == "cuda"
-    assert full.arms[0].settings.epochs > small.arms[0].settings.epochs
-    assert not {c.digest for c in small.cells()} & {c.digest for c in full.cells()}
-    assert {arm.baseline for arm in small.arms} <= {arm.name for arm in small.arms}
-
-
-def test_cifar_10_is_decoded_from_parquet():
-    path = Path(__file__).parents[4] / "shared" / "data" / "cifar10-test.parquet"
-    if not path.exists():
-        pytest.skip(f"CIFAR-10 as Parquet is not at {path}")
-    data = load_images(str(path), image="jpg", label="cls", image_size=16)
-    assert data.images.shape == (10000, 3, 16, 16)
-    assert np.bincount(data.labels).tolist() == [1000] * 10
-
-
-def test_the_model_of_a_cell_takes_vmap_and_plain_calls_alike():
-    model = small_model(norm="group")
-    images = drawn(replicas=1, batch=3)[0][0]
-    state = {name: p.detach() for name, p in model.named_parameters()}
-    torch.testing.assert_close(
-        functional_call(copy.deepcopy(model), state, (images,)), model(images)
-    )
+@pytest.mark.parametrize("name", ["importance", "shuffle"])
+def test_the_other_examples_are_studies_of_runs(name, monkeypatch):
+    monkeypatch.chdir(EXAMPLES.parent)
+    for full in (False, True):
+        study = load_study(EXAMPLES / f"{name}_study.toml", full=full)
+        for arm in study.arms:
+            assert build_config(arm.tables_of(3)).run.seed == 3
+        controls = {arm.control for arm in study.arms}
+        assert controls == ({"", "epochs", "random"} if name == "importance" else {""})

@@ -347,8 +347,9 @@ def _leave_out_others(tables: Mapping[str, object], path: Sequence[str], kind: o
     if table.get("kind") != kind:
         # They are those of a class of the user's.
         table.pop("args", None)
-    if kind in named.kinds:
-        for name in named.all_settings().difference(named.takes(str(kind))):
+    if kind in named.kinds or ":" in str(kind):
+        takes = named.takes(str(kind)) if kind in named.kinds else ()
+        for name in named.all_settings().difference(takes):
             table.pop(name, None)
 
 
