@@ -70,10 +70,11 @@ def _plain_environment(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a person have ranks forked, and have durations stored and gone by."""
+    """Let a person have each rank begin anew, and have durations stored and gone by."""
     parser.addoption(
-        "--forked", action="store_true", help="fork ranks from a process that has imported all"
-    )
+        "--no-forked", action="store_false", dest="forked",
+        help="start each rank as a new Python, not forked from a process that has imported all",
+    )  # fmt: skip
     parser.addoption(
         "--store-durations", action="store_true", help=f"write to {durations.PATH.name} how "
         "long tests take, for their order; with `make test-ci ARGS=--store-durations`",
@@ -141,10 +142,10 @@ def run_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     def run(
         program: str, n: int, *args: str, launcher: Launcher = "mpiexec",
         env: Mapping[str, str] | None = None, timeout_s: float = 120.0, check: bool = True,
-        fresh: bool = False,
+        fresh: bool | None = None,
     ) -> Ended:  # fmt: skip
         directory = tmp_path_factory.mktemp(Path(program).name)
-        fresh = fresh or not request.config.getoption("forked")
+        fresh = not request.config.getoption("forked") if fresh is None else fresh
         python = [] if fresh else request.getfixturevalue("forked_python").command
         try:
             begin = launch_command(launcher, n, python=python)

@@ -49,12 +49,13 @@ class RunRanks(Protocol):
         env: Mapping[str, str] | None = None,
         timeout_s: float = 120.0,
         check: bool = True,
-        fresh: bool = False,
+        fresh: bool | None = None,
     ) -> Ended:
         """Run ``tests/ranks/<program>.py OUT_DIR ARGS...`` on n ranks.
 
-        The launcher is the real one, and so is what the ranks meet by. With ``pytest --forked``
-        each rank is forked from a process that has imported everything (see ``tests/forked``).
+        The launcher is the real one, and so is what the ranks meet by. Each rank is forked
+        from a process that has imported everything (see ``tests/forked``), but for
+        ``pytest --no-forked``.
 
         Args:
             program: Name of the file. Its ranks report: each writes ``OUT_DIR/<rank>.json``.
@@ -64,7 +65,8 @@ class RunRanks(Protocol):
             env: Variables beside the test's own.
             timeout_s: The job is killed, and the test fails, after this time.
             check: Whether another exit status than 0, or a missing report, fails the test.
-            fresh: Whether each rank is a new Python, such as where its memory is measured.
+            fresh: Whether each rank is a new Python, such as where its memory is measured. Defaults
+                to what pytest was started with.
         """
         ...
 

@@ -33,12 +33,6 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _only_where_ranks_are_forked(request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("forked"):
-        pytest.skip("ranks are forked by `pytest --forked` alone")
-
-
 def run(command: list[str], directory: Path, **options: Any) -> tuple[int, bytes, bytes]:
     ended = subprocess.run(
         command, capture_output=True, timeout=60, check=False, cwd=directory,
