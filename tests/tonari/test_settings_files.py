@@ -10,8 +10,8 @@ import torch
 
 from dataio.base import toml
 from dataio.base.seeding import digest
-from tonari.ablate.study.config import TABLES as OF_STUDIES
-from tonari.ablate.study.config import SettingsConfig, load_study
+from tonari.ablate.study import TABLES as OF_STUDIES
+from tonari.ablate.study import load_study
 from tonari.trainer.config.config import SECTIONS, load_config
 from tonari.trainer.run.build import make_importance, make_model
 
@@ -39,15 +39,14 @@ def meaning(path: Path, text: str) -> dict[str, Any] | None:
 
 def study_meaning(path: Path, text: str, tables: dict[str, Any]) -> dict[str, Any]:
     least = [] if "study" in tables else ["study.baseline=a"]
-    if "train" not in tables.get("data", {}):
-        least += ["data.train=x", "data.test=x", "data.image_size=8"]
-    path.write_text(f'{text}\n[arms.a]\nshuffle = "global"\n' if least else text)
-    return {arm.name: arm_meaning(arm.settings) for arm in load_study(path, least).arms}
-
-
-def arm_meaning(settings: SettingsConfig) -> list[Any]:
-    made = [repr(settings.make_importance()), repr(settings.policy)]
-    return made + ([f"to {settings.min_lr}"] if settings.min_lr else [])
+    if not {"config", "data"} & {*tables.get("study", {}), *tables.get("train", {})}:
+        least += ["data.train=x", "data.test=x", "model.num_classes=10"]
+    path.write_text(f"{text}\n[arms.a]\n" if "study" not in tables else text)
+    return {
+        arm.name: [repr(make_importance(config)), repr(config.shuffle.make()), arm.control]
+        for arm in load_study(path, least).arms
+        if not (config := arm.config(0)).importance.is_own
+    }
 
 
 def run_meaning(path: Path, text: str, tables: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """What a policy or a model takes can be set in every file, and one key means one thing in all."""
 
-import dataclasses
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,27 +11,20 @@ import torch
 
 import dataio
 import importance
-import tonari.trainer.config.config as of_runs
 from dataio.base.checked import Count
 from dataio.plan.policies import Local, Shuffle
 from dataio.world import World, run_threads, thread_worlds
 from importance import policies
 from shuffle import Partial
-from tests.tonari.ablate.test_study import blobs
-from tonari.ablate.study import config as of_studies
-from tonari.ablate.study.config import SettingsConfig, load_study
-from tonari.ablate.study.corrupt import as_found
-from tonari.ablate.study.training import Training
+from tonari.ablate.study import load_study
 from tonari.trainer.config.config import Config, build_config
 from tonari.trainer.config.kinds import hints_of
 from tonari.trainer.config.model import MODELS
 from tonari.trainer.config.model import NAMED as MODEL
-from tonari.trainer.config.settings import Section
 from tonari.trainer.config.shuffle import SHUFFLES
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.models import Rope
 from tonari.trainer.run.build import make_importance, make_model
-from tonari.trainer.run.pace import build_schedule
 
 VALUES: tuple[object, ...] = (
     0.25, 3, 0.5, 7, True, False, "pool", "loss", "none", "group", "token", "field", ["loss"],
@@ -64,16 +56,16 @@ def as_run(tables: dict[str, Any], *, model: str = "small_cnn") -> Config:
     return build_config({"data": {"train": "x"}} | models | tables)
 
 
-def as_arm(path: Path, arm: dict[str, Any]) -> SettingsConfig:
+def as_arm(path: Path, importance: dict[str, Any]) -> Config:
     def toml(value: object) -> str:
         return {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
 
-    lines = [f"{key} = {toml(value)}" for key, value in arm.items()]
+    lines = [f"importance.{key} = {toml(value)}" for key, value in importance.items()]
     path.write_text(
-        '[study]\nbaseline = "a"\n[data]\ntrain = "x"\ntest = "x"\nimage_size = 8\n[arms.a]\n'
-        + "\n".join(lines)
+        '[study]\nbaseline = "a"\n[train.data]\ntrain = "x"\ntest = "x"\n[train.model]\n'
+        'kind = "small_cnn"\nnum_classes = 10\n[arms.a]\n' + "\n".join(lines)
     )
-    return load_study(path).arms[0].settings
+    return load_study(path).arms[0].config(0)
 
 
 @pytest.mark.parametrize(("name", "setting"), list(settings()))
@@ -84,8 +76,8 @@ def test_every_setting_of_every_policy_can_be_set_in_every_file(
     value = another(made_by, setting)
     wanted = getattr(made_by(**{setting: value}), setting)
     run = as_run({"importance": {"kind": name, setting: value}})
-    study = as_arm(tmp_path / "s.toml", {"importance": name, setting: value})
-    for made in (make_importance(run), study.make_importance()):
+    study = as_arm(tmp_path / "s.toml", {"kind": name, setting: value})
+    for made in map(make_importance, (run, study)):
         assert type(made) is made_by
         assert np.array_equal(getattr(made, setting), wanted)
 
@@ -102,8 +94,8 @@ def test_in_a_file_0_or_an_empty_text_says_none_where_a_policy_takes_it(
 ) -> None:
     none = NONE[hints_of(policies()[name])[setting]]
     run = as_run({"importance": {"kind": name, setting: none}})
-    study = as_arm(tmp_path / "s.toml", {"importance": name, setting: none})
-    for made in (make_importance(run), study.make_importance()):
+    study = as_arm(tmp_path / "s.toml", {"kind": name, setting: none})
+    for made in map(make_importance, (run, study)):
         assert getattr(made, setting) is None
 
 
@@ -153,7 +145,7 @@ def test_every_setting_of_every_shuffle_can_be_set_in_a_file(kind: str) -> None:
 
 def test_a_shuffle_that_is_left_out_is_the_same_everywhere(tmp_path: Path) -> None:
     assert as_run({}).shuffle.make() == Local()
-    assert as_arm(tmp_path / "s.toml", {}).policy == Local()
+    assert as_arm(tmp_path / "s.toml", {}).shuffle.make() == Local()
     left_out, local, partial = (
         order_of(tmp_path / name, its)
         for name, its in (("none", None), ("local", Local()), ("partial", Partial(0.5)))
@@ -174,37 +166,3 @@ def order_of(root: Path, its: Shuffle | None) -> list[list[int]]:
             return [i for _ in loader.epochs(3) for b in loader for i in b["sample_id"].tolist()]
 
     return run_threads(thread_worlds([1, 1], timeout_s=20), train)
-
-
-def defaults(section: type[Section]) -> dict[str, object]:
-    return {
-        its.name: its.default
-        for its in dataclasses.fields(section)
-        if its.default is not dataclasses.MISSING and its.name != section.REST
-    }
-
-
-def test_keys_of_data_have_one_default_in_all_files() -> None:
-    run, study = defaults(of_runs.DataConfig), defaults(of_studies.DataConfig)
-    shared = run.keys() & study.keys()
-    assert {"image_size", "sequence_length", "image", "label", "kind"} <= shared
-    assert {name: run[name] for name in shared} == {name: study[name] for name in shared}
-
-
-def test_a_study_of_images_says_their_size(tmp_path: Path) -> None:
-    path = tmp_path / "s.toml"
-    path.write_text('[study]\nbaseline = "a"\n[data]\ntrain = "x"\ntest = "x"\n[arms.a]\n')
-    with pytest.raises(ConfigError, match=r"s.toml: data.image_size is missing; set it in the"):
-        load_study(path)
-
-
-def test_a_rate_ends_at_the_same_place_in_a_run_and_in_a_study() -> None:
-    rates = {"lr": 0.05, "min_lr": 0.02, "warmup_epochs": 1}
-    run = as_run({"optimizer": rates, "run": {"epochs": 4}})
-    schedule = build_schedule(run.optimizer, length=4)
-    arm = SettingsConfig(replicas=1, batch_size=15, width=4, epochs=4, **rates)  # type: ignore[arg-type]
-    training = Training(arm, as_found(blobs(30)), num_classes=4, seed=0, device="cpu")
-    for epoch in range(4):
-        training.train_epoch(epoch)
-        assert training.replicas.optimizer.param_groups[0]["lr"] == schedule(epoch)
-    assert rates["min_lr"] < schedule(3) < schedule(2)

@@ -52,5 +52,6 @@ def is_not_zero(data: str | tuple[str, ...], field: str) -> NDArray[np.bool_]:
     """
     source = open_source(data)
     parts = source.read(np.arange(source.num_samples), {"field": Int(field)})
-    found: NDArray[np.int64] = np.concatenate([part.fixed[0].reshape(-1) for part in parts])
-    return found.view("<i8") != 0
+    values = np.concatenate([part.fixed[0].reshape(-1) for part in parts]).view("<i8")
+    found: NDArray[np.bool_] = values != 0
+    return found

@@ -171,7 +171,7 @@ def test_a_verdict_says_no_more_than_its_interval(low, high, words):
         ('baseline = "plain"', "", r"study\.baseline is missing; set it in the file"),
         ('baseline = "plain"', 'baseline = "plan"', r"'plan', which is no arm; expected one of"),
         ('"random"', '"randon"', r"arm 'random, half': importance\.kind is \"randon\", expected"),
-        ("num_classes = 4", "num_clases = 4", r"arm 'plain': model\.num_clases is given, but"),
+        ("num_classes = 4", "num_clases = 4", r"arm 'plain': model\.num_clases is unknown; did"),
         ("[train.run]", "[train.runn]", r"train\.runn is unknown; did you mean train\.run\?"),
         ("epochs = 1", "epochs = 1\nmax_steps = 3", r"run\.max_steps is 3, expected 0: a study"),
         ('test = "test.parquet"', "", r"arm 'plain': data\.test is missing, by which the arms"),

@@ -1,7 +1,7 @@
 """Reports in a real browser: one design, any width, light and dark, nothing from outside."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,9 @@ def write_storage(path: Path) -> None:
 
 
 def write_study(path: Path) -> None:
-    arms = {"Full": {}, "Policy": POLICY, "Random": RANDOM_CONTROL}
+    arms: dict[str, Mapping[str, object]] = {
+        "Full": {}, "Policy": POLICY, "Random": RANDOM_CONTROL
+    }  # fmt: skip
     found = {
         name: {
             seed: make_cell(settings, accuracy=80 + seed / 10, train_s=60, seed=seed)
