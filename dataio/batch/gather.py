@@ -23,7 +23,7 @@ from dataio.batch.assemble import Assembler
 from dataio.batch.job import BatchJob, BatchWork
 from dataio.batch.lookup import Lookup, Pending, Pick
 from dataio.batch.prefetch import Prefetcher
-from dataio.batch.process_transform import Made, Recipe, WorkerProcesses
+from dataio.batch.process_transform import Made, WorkerArguments, WorkerProcesses
 from dataio.batch.shape import Shaper
 from dataio.batch.verify import RowVerifier
 from dataio.batch.watch import How, TransformWatch
@@ -136,12 +136,12 @@ class Gather:
         self._workers: WorkerProcesses | None = None
         if workers.processes > 0:
             paths = tuple(file.path for file in cache.files.fixed)
-            recipe = Recipe(
+            for_workers = WorkerArguments(
                 cache.schema, cache.directory, paths, fields, transform, collate is not None, seed,
                 arguments.on_error, trusts_pictures, logs,
             )  # fmt: skip
             self._workers = WorkerProcesses(
-                recipe,
+                for_workers,
                 num_processes=workers.processes,
                 prefetch=workers.prefetch,
                 timeout_s=world.timeout_s,

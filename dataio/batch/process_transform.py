@@ -76,7 +76,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class WorkerArguments:
     """All that a process needs to make batches of a cache; see `Assembler` and `TransformWatch`."""
 
     schema: RowSchema
@@ -91,11 +91,11 @@ class Recipe:
     logs: bool = True
 
 
-class RecipeRows(Dataset[Made]):
+class WorkerRows(Dataset[Made]):
     """Batches by `BatchWork`, in a process of torch's."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
+    def __init__(self, arguments: WorkerArguments) -> None:
+        self._arguments = arguments
         self._assembler: Assembler | None = None
         self._fetcher: Fetcher | None = None
         self._num_positions = 0
@@ -109,8 +109,8 @@ class RecipeRows(Dataset[Made]):
     def _made(self, work: BatchWork) -> Made:
         most = int(work.located.position.max())
         if self._assembler is None or most >= self._num_positions:
-            reader = _reader(self._recipe)
-            self._assembler = _assembler(self._recipe, reader)
+            reader = _reader(self._arguments)
+            self._assembler = _assembler(self._arguments, reader)
             self._num_positions = min((len(file.rows) for file in reader.fixed), default=0)
             if self._fetcher is not None:
                 self._fetcher.close()
@@ -120,7 +120,7 @@ class RecipeRows(Dataset[Made]):
         assembler = self._assembler
         job = assembler.prepare(work)
         assembler.run(job, 0, len(work.located.position))
-        if self._recipe.keep_samples:
+        if self._arguments.keep_samples:
             return Made(samples=packed(assembler.samples(job)), bad=work.bad)
         values = assembler.finish(job)
         turned = {
@@ -133,27 +133,29 @@ class RecipeRows(Dataset[Made]):
         return Made(values=values | turned | lists, bad=work.bad, channels_last=tuple(turned))
 
 
-def _reader(recipe: Recipe) -> RowReader:
+def _reader(arguments: WorkerArguments) -> RowReader:
     files = [
         FixedFile(path, column)
-        for path, column in zip(recipe.paths, recipe.schema.fixed, strict=True)
+        for path, column in zip(arguments.paths, arguments.schema.fixed, strict=True)
     ]
     for file in files:
         file.map(writable=False)
-    return RowReader(recipe.schema, files, recipe.directory)
+    return RowReader(arguments.schema, files, arguments.directory)
 
 
-def _assembler(recipe: Recipe, reader: RowReader) -> Assembler:
+def _assembler(arguments: WorkerArguments, reader: RowReader) -> Assembler:
     return Assembler(
         reader,
-        recipe.fields,
+        arguments.fields,
         ring=BufferRing(),
-        transform=recipe.transform,
-        keep_samples=recipe.keep_samples,
-        seed=recipe.seed,
-        on_error=recipe.on_error,
-        trusts_pictures=recipe.trusts_pictures,
-        watch=TransformWatch("transform", unit="sample", cure="", logs=recipe.logs, is_alone=True),
+        transform=arguments.transform,
+        keep_samples=arguments.keep_samples,
+        seed=arguments.seed,
+        on_error=arguments.on_error,
+        trusts_pictures=arguments.trusts_pictures,
+        watch=TransformWatch(
+            "transform", unit="sample", cure="", logs=arguments.logs, is_alone=True
+        ),
     )
 
 
@@ -200,7 +202,7 @@ class WorkerProcesses:
     """Processes that make batches; started at first use, kept until `close`.
 
     Args:
-        recipe: What they make.
+        arguments: What they make.
         num_processes: How many.
         prefetch: Batches under way beside the one asked for.
         timeout_s: Longest wait for one batch.
@@ -210,11 +212,11 @@ class WorkerProcesses:
     """
 
     def __init__(
-        self, recipe: Recipe, *, num_processes: int, prefetch: int, timeout_s: float
+        self, arguments: WorkerArguments, *, num_processes: int, prefetch: int, timeout_s: float
     ) -> None:
-        sent: dict[str, object] = {f"field {name!r}": f for name, f in recipe.fields.items()}
-        check_sendable(sent | {"transform": recipe.transform})
-        self._recipe = recipe
+        sent: dict[str, object] = {f"field {name!r}": f for name, f in arguments.fields.items()}
+        check_sendable(sent | {"transform": arguments.transform})
+        self._arguments = arguments
         self._num_processes = num_processes
         self._depth = -(-max(prefetch, 1) // num_processes)
         self._timeout_s = timeout_s
@@ -300,7 +302,7 @@ class WorkerProcesses:
                 forkserver.set_forkserver_preload([__name__])
                 forkserver.ensure_running()
             self._loader = DataLoader(
-                RecipeRows(self._recipe),
+                WorkerRows(self._arguments),
                 batch_size=None,
                 sampler=self._feed,
                 num_workers=self._num_processes,

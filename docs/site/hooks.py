@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 LOG = logging.getLogger("mkdocs.hooks.tonari")
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?\)")
-MODULE = re.compile(r"python -m ((?:benchmarks|dataio|importance|shuffle|tests|tonari)(?:\.\w+)+)")
+MODULE = re.compile(
+    r"python -m ((?:benchmarks|dataio|examples|importance|shuffle|tests|tonari)(?:\.\w+)+)"
+)
 FILE = re.compile(
     r"(?<![\w./-])((?:benchmarks|dataio|examples|importance|packaging|shuffle|tests|tonari)/[\w./-]+\.\w+)"
 )
@@ -30,14 +32,15 @@ OF_KINDS = ("shuffle", "importance", "model")
 COMMANDS = (
     "demo", "init", "train", "pack", "cache ls", "cache inspect", "cache stage", "cache verify",
     "cache prune", "cache export", "bench loader", "bench io", "bench compare", "bench exchange",
-    "bench importance", "verify", "simulate", "probe", "plan", "ablate", "hardest", "rows",
-    "certify", "export", "doctor",
+    "bench importance", "verify", "simulate", "probe", "plan", "search", "ablate", "hardest",
+    "rows", "certify", "export", "doctor",
 )  # fmt: skip
 
 
 def on_config(config: Any) -> Any:
-    """Put pages in place of patterns in the navigation."""
+    """Put pages in place of patterns in the navigation; look at what is no page, too."""
     config.nav = expand(config.nav)
+    _warn_of_absent("README.md", (ROOT / "README.md").read_text())
     return config
 
 
@@ -48,11 +51,16 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     if "<!-- commands -->" in markdown:
         markdown = markdown.replace("<!-- commands -->", commands())
     path = PurePosixPath(page.file.src_uri)
-    for name in named_but_absent(markdown) if path.parts[0] != "adr" else ():
-        LOG.warning(
-            f"{path}: names {name}, and there is none; correct it, or say at which commit it was"
-        )
+    if path.parts[0] != "adr":
+        _warn_of_absent(path, markdown)
     return unlink(markdown, path)
+
+
+def _warn_of_absent(page: object, markdown: str) -> None:
+    for name in named_but_absent(markdown):
+        LOG.warning(
+            f"{page}: names {name}, and there is none; correct it, or say at which commit it was"
+        )
 
 
 def named_but_absent(markdown: str) -> list[str]:

@@ -14,7 +14,7 @@ import dataio.batch.lookup
 import dataio.rows.decode
 from dataio import Image, Int, Loader, NodeCache, Reports, Workers
 from dataio.batch.job import BatchWork
-from dataio.batch.process_transform import Recipe, RecipeRows, _assembler
+from dataio.batch.process_transform import WorkerArguments, WorkerRows, _assembler
 from dataio.rows.fields import Field
 from dataio.store.files.fetch import Fetcher
 from dataio.store.files.reader import RowReader, locate
@@ -200,9 +200,11 @@ def test_a_process_that_decodes_fetches_its_rows_too_beyond_memory(
     with open_kinds(tmp_path) as pool:
         cache = pool.cache
         paths = tuple(file.path for file in cache.files.fixed)
-        recipe = Recipe(cache.schema, cache.directory, paths, KIND_FIELDS, None, False, 0, "raise")
+        for_workers = WorkerArguments(
+            cache.schema, cache.directory, paths, KIND_FIELDS, None, False, 0, "raise"
+        )
         located = locate(cache.entries, np.arange(8))
-        here = _assembler(recipe, RowReader(cache.schema, cache.files.fixed, cache.directory))
+        here = _assembler(for_workers, RowReader(cache.schema, cache.files.fixed, cache.directory))
         small = here.filler.gather_small(located.position)
         job = here.prepare(BatchWork(0, 0, located, small))
         here.run(job, 0, 8)
@@ -213,7 +215,7 @@ def test_a_process_that_decodes_fetches_its_rows_too_beyond_memory(
             return fetch(fetcher, located, small)
 
         monkeypatch.setattr(Fetcher, "fetch", note)
-        rows = RecipeRows(recipe)
+        rows = WorkerRows(for_workers)
         with patch("dataio.batch.process_transform.exceeds_memory", lambda reader: beyond_memory):
             made = rows[BatchWork(0, 0, located, small)]
         assert made.failure is None
