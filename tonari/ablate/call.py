@@ -48,7 +48,7 @@ class Call:
         if given.worker:
             return self._work()
         if given.status:
-            self._tell_status()
+            self._show_status()
         elif given.report_only:
             self._report()
         elif given.slurm:
@@ -85,16 +85,16 @@ class Call:
         job = os.environ.get("SLURM_ARRAY_JOB_ID") if given.task is not None else None
         call = f"array job {job}" if job else os.urandom(8).hex()
         if jobs > 1 or gpus:
-            self._train_apart(jobs, gpus, progress.tell, call)
+            self._train_apart(jobs, gpus, progress.notify, call)
         else:
             train_missing(
-                self.study, _turned(self.cells, given.task, given.cells_per_task), out,
-                command=self.command, call=call, tell=progress.tell,
+                self.study, _rotated(self.cells, given.task, given.cells_per_task), out,
+                command=self.command, call=call, notify=progress.notify,
                 max_cells=None if given.task is None else given.cells_per_task,
             )  # fmt: skip
         if given.task is None:
             self._report()
-        return self._tell_ends(call)
+        return self._show_failures(call)
 
     @property
     def _on_gpus(self) -> bool:
@@ -112,7 +112,7 @@ class Call:
         return self.given.jobs or 1, gpus
 
     def _train_apart(
-        self, jobs: int, gpus: Sequence[str], tell: Callable[[Event], None], call: str
+        self, jobs: int, gpus: Sequence[str], notify: Callable[[Event], None], call: str
     ) -> None:
         out, cells = self.given.out, {cell.file_name: cell for cell in self.cells}
 
@@ -122,24 +122,24 @@ class Call:
 
         begin = [sys.executable, "-m", "tonari", "ablate", str(self.given.study), *self._args()]
         command = [*begin, "--command", self.command, "--worker", call]
-        train_in_processes(command, jobs=jobs, gpus=gpus, tell=tell, lost=lost)
+        train_in_processes(command, jobs=jobs, gpus=gpus, notify=notify, lost=lost)
 
     def _work(self) -> int:
         """Be one of the processes that `_train_apart` starts."""
 
-        def train(tell: Callable[[Event], None]) -> None:
+        def train(notify: Callable[[Event], None]) -> None:
             given = self.given
             try:
                 train_missing(
                     self.study, self.cells, given.out,
-                    command=self.command, call=given.worker, tell=tell,
+                    command=self.command, call=given.worker, notify=notify,
                 )  # fmt: skip
             except OSError as error:
                 raise unwritable(given.out, error) from error
 
         return serve(train, ends_on_failure=self._on_gpus)
 
-    def _tell_ends(self, call: str) -> int:
+    def _show_failures(self, call: str) -> int:
         """Say what did not come about; returns the exit status."""
         missing = missing_cells(self.cells, self.given.out)
         failures = [(cell, read_failure(self.given.out, cell)) for cell in missing]
@@ -174,7 +174,7 @@ class Call:
             print(markdown(document))
             print(f"table and plot: {report}")
 
-    def _tell_status(self) -> None:
+    def _show_status(self) -> None:
         states = cell_states(self.cells, self.given.out)
         found = read_cells(self.study, self.given.out)
         document = status_document(states, found, jobs=self._places()[0])
@@ -219,7 +219,7 @@ def unwritable(out: Path, error: OSError) -> CommandError:
     )
 
 
-def _turned(cells: Sequence[Cell], task: int | None, cells_per_task: int) -> list[Cell]:
+def _rotated(cells: Sequence[Cell], task: int | None, cells_per_task: int) -> list[Cell]:
     """Let every task of an array begin elsewhere, so that few ask for the same cell."""
     begin = (task or 0) * cells_per_task % max(1, len(cells))
     return [*cells[begin:], *cells[:begin]]

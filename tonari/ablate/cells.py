@@ -37,12 +37,12 @@ def train_missing(
     *,
     command: str,
     call: str,
-    tell: Callable[[Event], None],
+    notify: Callable[[Event], None],
     max_cells: int | None = None,
 ) -> None:
     """Train cells that are not there and that nobody works on, one after the other.
 
-    Each is kept at its end. One that fails is kept as an error, told, and left to another call; one
+    Each is kept at its end. One that fails is kept as an error, reported, and left to another call; one
     that a signal stops goes on from its checkpoint in the next call.
 
     Args:
@@ -51,7 +51,7 @@ def train_missing(
         out: Directory of the study.
         command: What was typed, to be kept with each result.
         call: Names what was started at once; a cell fails only once in it.
-        tell: Takes what happens to each cell.
+        notify: Takes what happens to each cell.
         max_cells: Cells to try at most; None: all.
     """
     if not missing_cells(cells, out):
@@ -69,8 +69,8 @@ def train_missing(
             with claim(out, cell) as mine:
                 # Only a claim makes sure: it may have been trained since
                 if mine and is_wanted(cell, out, call=call):
-                    tell(Event(kind="begun", cell=cell.file_name))
-                    tell(_train(study, cell, out, command=command, call=call))
+                    notify(Event(kind="begun", cell=cell.file_name))
+                    notify(_train(study, cell, out, command=command, call=call))
                     tried += 1
         max_cells = None if max_cells is None else max_cells - tried
 

@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     slurm.add_argument(
         "--dry-run", action="store_true", help="show scripts and sbatch lines, submit nothing"
     )
-    # What processes of --jobs, and tasks of an array, are told
+    # What processes of --jobs, and tasks of an array, are started with
     parser.add_argument("--command", help=argparse.SUPPRESS)
     parser.add_argument("--worker", metavar="CALL", help=argparse.SUPPRESS)
     parser.add_argument("--task", type=int, help=argparse.SUPPRESS)

@@ -149,7 +149,7 @@ def _against(
 
 
 def _reached(seed: int, cost: float, lines: Mapping[int, SeedLine]) -> float:
-    """Find the best that a seed's control reaches at that cost, as the other seeds tell it.
+    """Find the best that a seed's control reaches at that cost, by the other seeds.
 
     Args:
         seed: Of the policy's cell.

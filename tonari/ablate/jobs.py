@@ -1,6 +1,6 @@
 """Train a study's cells in several processes, each taking the next one when it has ended its own.
 
-A process tells what it does in lines of JSON on its standard output; its standard input is a pipe
+A process reports what it does in lines of JSON on its standard output; its standard input is a pipe
 that closes when the process that started it ends, however it ends: then it ends too.
 """
 
@@ -107,7 +107,7 @@ def train_in_processes(
     *,
     jobs: int,
     gpus: Sequence[str],
-    tell: Callable[[Event], None],
+    notify: Callable[[Event], None],
     lost: Callable[[str, str], None],
 ) -> None:
     """Train in some processes. Blocks until none has anything left to do.
@@ -116,7 +116,7 @@ def train_in_processes(
         command: What each of them runs; calls `serve`.
         jobs: How many.
         gpus: Names of the GPUs, which they take in turn; none: what this process sees.
-        tell: Takes what happens to each cell.
+        notify: Takes what happens to each cell.
         lost: Called with the file's name of a cell whose process ended amid it, and how that ended,
             before another process is started in its place.
 
@@ -135,11 +135,11 @@ def train_in_processes(
                 at_work[number] = news.cell
                 if news.kind != "begun":
                     del at_work[number]
-                tell(news)
+                notify(news)
             elif cell := at_work.pop(number, ""):
                 words = f"its process {_ended(news)}"
                 lost(cell, words)
-                tell(Event(kind="failed", cell=cell, error=words))
+                notify(Event(kind="failed", cell=cell, error=words))
                 processes.start(number)
             elif news == AGAIN:
                 processes.start(number)
@@ -175,17 +175,17 @@ def serve(train: Callable[[Callable[[Event], None]], None], *, ends_on_failure: 
     events = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-    def tell(event: Event) -> None:
+    def notify(event: Event) -> None:
         print(json.dumps(asdict(event)), file=events, flush=True)
         if event.kind == "failed" and ends_on_failure:
             raise _EndedByFailure
 
     try:
-        train(tell)
+        train(notify)
     except _EndedByFailure:
         return AGAIN
     except (CommandError, ConfigError) as error:
-        tell(Event(kind="refused", error=str(error)))
+        notify(Event(kind="refused", error=str(error)))
         return 1
     return 0
 

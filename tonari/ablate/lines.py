@@ -63,7 +63,7 @@ class Line:
     """An arm in the table; accuracies in points (hundredths), test losses in nats.
 
     Differences are in points of ``measure``: where it is the loss, hundredths of a nat below.
-    `costs` is None where no cell tells of them; `controls` is empty where the arm is no policy.
+    `costs` is None where no cell has them; `controls` is empty where the arm is no policy.
     """
 
     arm: str

@@ -43,7 +43,7 @@ class Place:
 
 
 def place(arm: ArmResults) -> Place | None:
-    """Find where an arm lies; None where its cells tell of no time."""
+    """Find where an arm lies; None where its cells have no time."""
     seconds = arm.figures("train_s")
     if not seconds:
         return None

@@ -13,7 +13,7 @@ from tonari.ablate.study import Cell
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What happened to a cell; whoever trains tells it to whoever counts.
+    """What happened to a cell; who trains reports it to who counts.
 
     Attributes:
         kind: ``"begun"``, ``"done"`` or ``"failed"``; ``"refused"`` is of no cell: nothing can be
@@ -81,7 +81,7 @@ class Progress:
         self._total, self._jobs, self._durations = len(missing), jobs, durations
         self._begun: dict[str, float] = {}
 
-    def tell(self, event: Event) -> None:
+    def notify(self, event: Event) -> None:
         """Take an event in."""
         if event.kind == "begun":
             self._begun[event.cell] = time.monotonic()

@@ -97,7 +97,7 @@ def submit(array: Array) -> str:
     """Write the scripts and submit them.
 
     Returns:
-        What to tell the user.
+        What to show the user.
 
     Raises:
         CommandError: If there is no sbatch here, or it refuses.

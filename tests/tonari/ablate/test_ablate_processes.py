@@ -21,7 +21,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 FAKE = """
 import json, os, signal, sys
-def tell(**event): print(json.dumps(event), flush=True)
+def notify(**event): print(json.dumps(event), flush=True)
 tries = {tries!r}
 with open(tries, "a") as file: file.write("x")
 count = os.path.getsize(tries)
@@ -36,7 +36,7 @@ def train_with(tmp_path, body: str, *, jobs: int = 1, gpus=()) -> tuple[list[Eve
     lost: list[object] = []
     try:
         train_in_processes(
-            [sys.executable, "-c", program], jobs=jobs, gpus=gpus, tell=events.append,
+            [sys.executable, "-c", program], jobs=jobs, gpus=gpus, notify=events.append,
             lost=lambda cell, why: lost.append((cell, why)),
         )  # fmt: skip
     except CommandError as error:
@@ -47,9 +47,9 @@ def train_with(tmp_path, body: str, *, jobs: int = 1, gpus=()) -> tuple[list[Eve
 def test_a_process_that_dies_amid_a_cell_is_replaced(tmp_path):
     events, lost = train_with(
         tmp_path,
-        "tell(kind='begun', cell=f'c{count}')\n"
+        "notify(kind='begun', cell=f'c{count}')\n"
         "if count < 3: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "tell(kind='done', cell=f'c{count}')",
+        "notify(kind='done', cell=f'c{count}')",
     )
     assert lost == [(f"c{n}", "its process was ended by signal 9 (SIGKILL)") for n in (1, 2)]
     assert [(event.kind, event.cell) for event in events if event.kind != "begun"] == [
@@ -67,12 +67,12 @@ def test_a_process_that_cannot_begin_is_not_started_for_ever(tmp_path):
 
 
 def test_what_all_processes_refuse_is_said_once(tmp_path):
-    body = "tell(kind='refused', error='no data'); sys.exit(1)"
+    body = "notify(kind='refused', error='no data'); sys.exit(1)"
     assert train_with(tmp_path, body, jobs=3) == ([], ["no data"])
 
 
 def test_a_process_that_asks_to_be_replaced_is(tmp_path):
-    body = f"if count < 4: sys.exit({AGAIN})\ntell(kind='done', cell='c')"
+    body = f"if count < 4: sys.exit({AGAIN})\nnotify(kind='done', cell='c')"
     events, lost = train_with(tmp_path, body)
     assert [event.cell for event in events] == ["c"]
     assert not lost
@@ -81,7 +81,7 @@ def test_a_process_that_asks_to_be_replaced_is(tmp_path):
 def test_gpus_are_taken_in_turn(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
     assert visible_gpus() == ["3", "5"]
-    body = "tell(kind='done', cell=os.environ['CUDA_VISIBLE_DEVICES'])"
+    body = "notify(kind='done', cell=os.environ['CUDA_VISIBLE_DEVICES'])"
     events, _ = train_with(tmp_path, body, jobs=3, gpus=visible_gpus())
     assert sorted(event.cell for event in events) == ["3", "3", "5"]
 
@@ -90,7 +90,7 @@ def test_a_process_ends_when_its_parent_has(tmp_path):
     program = (
         "import threading; from tonari.ablate.jobs import serve\n"
         "from tonari.ablate.progress import Event\n"
-        "def train(tell): print('stray'); tell(Event(kind='begun')); threading.Event().wait()\n"
+        "def train(notify): print('stray'); notify(Event(kind='begun')); threading.Event().wait()\n"
         "serve(train, ends_on_failure=False)"
     )
     process = subprocess.Popen(

@@ -36,7 +36,7 @@ def trained(study: Study, out: str = "out") -> tuple[list[dict[str, Any]], list[
     """Train all cells; what their files hold, and what went wrong."""
     events: list[Event] = []
     cells = study.cells()
-    train_missing(study, cells, Path(out), command="c", call="call", tell=events.append)
+    train_missing(study, cells, Path(out), command="c", call="call", notify=events.append)
     files = [Path(out, "cells", cell.file_name) for cell in cells]
     found = [json.loads(file.read_text()) for file in files if file.exists()]
     return found, [event.error for event in events if event.error]

@@ -177,5 +177,5 @@ class Checkpoints:
 def _not_written(partial: Path, error: BaseException) -> CheckpointError:
     return CheckpointError(
         f"{partial}: was not written: {first_reason(error)}; the one before it is whole: make room "
-        "or mend the filesystem, and the same command goes on from there"
+        "or repair the filesystem, and the same command goes on from there"
     )

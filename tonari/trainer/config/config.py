@@ -87,7 +87,7 @@ class DataConfig(Section):
 class MeshConfig(Section):
     """Ranks along each axis, and how the model is spread over them.
 
-    ``dp_replicate`` left out takes the ranks that remain; ``microbatches`` as few as the pipeline
+    ``dp_replicate`` defaults to the ranks that remain; ``microbatches`` to as few as the pipeline
     can be kept busy with: one a stage. ``virtual`` is for the schedules that give a rank several
     stages, interleaved and zero_bubble. ``targets`` says how the last stage gets its columns where
     it is on another node than the first: the reader sends them, or it reads them, and nothing else.

@@ -34,7 +34,7 @@ NAMED = Named(
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
-    """What to train; what is left out is as the model has it.
+    """What to train; a setting defaults to what the model has.
 
     Of a model of this package, the keys beside these are what its class takes, such as
     ``num_classes``. ``weights`` are those to start from: a ``.safetensors`` file, or a directory in

@@ -186,7 +186,7 @@ def _bytes_until(path: Path, step: int | None) -> int:
             # Figures are to be looked at: no run ends for one that cannot be.
             logger.warning(
                 "[rank 0] %s: line %d is damaged (%s), expected an object with a step; it is left "
-                "as it is: mend or remove it", path, number, error,
+                "as it is: repair or remove it", path, number, error,
             )  # fmt: skip
             later = False
         if later:
