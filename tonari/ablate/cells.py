@@ -42,8 +42,8 @@ def train_missing(
 ) -> None:
     """Train cells that are not there and that nobody works on, one after the other.
 
-    Each is kept at its end. One that fails is kept as an error, reported, and left to another call; one
-    that a signal stops goes on from its checkpoint in the next call.
+    Each is kept at its end. One that fails is kept as an error, reported, and left to another
+    call; one that a signal stops goes on from its checkpoint in the next call.
 
     Args:
         study: What they belong to.
