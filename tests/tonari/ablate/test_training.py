@@ -121,14 +121,14 @@ def wait_for_epochs(count: int, *, limit_s: float = 100) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])
 def test_a_run_that_is_killed_goes_on_within_its_cell_and_ends_as_if_it_had_not(study, number):
-    overrides = ("run.epochs=40", "run.evaluate_epochs=40")
+    overrides = ("run.epochs=40", "run.evaluate_epochs=40", "study.keep_runs=true")
     whole, _ = trained(load_study(study, (*overrides, "study.seeds=1")), "whole")
     killed = start(*overrides)
     wait_for_epochs(3)
     killed.send_signal(number)
     _, said = killed.communicate(timeout=100)
     (directory,) = Path("out/runs").iterdir()
-    assert list((directory / "checkpoints").iterdir()), "it is not begun anew"
+    first = (directory / "metrics.jsonl").read_text().splitlines()[0]
     if number == signal.SIGTERM:
         assert killed.returncode == 143
         assert "stopped with 0 of 1 cells there; the same command goes on" in said
@@ -136,6 +136,8 @@ def test_a_run_that_is_killed_goes_on_within_its_cell_and_ends_as_if_it_had_not(
     again = start(*overrides)
     again.communicate(timeout=200)
     assert again.returncode == 0
+    again_first = (directory / "metrics.jsonl").read_text().splitlines()[0]
+    assert again_first == first, "seconds too: it was not begun anew"
     (file,) = Path("out/cells").glob("*.json")
     found = json.loads(file.read_text())
     assert [point["loss"] for point in found["epochs"]] == [
