@@ -56,14 +56,15 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tonari ablate",
-        description="Train every arm of a study with every seed, and compare the arms, paired by "
-        "seed. A cell (an arm and a seed) that has its file in the directory is not trained again, "
-        "so the same command goes on after a kill; a changed setting makes other cells.",
+        description="Train every arm of a study with every seed, each a run of `tonari train`, and "
+        "compare the arms, paired by seed. A cell (an arm and a seed) that has its file in the "
+        "directory is not trained again, and one that was stopped goes on from its checkpoint, so "
+        "the same command goes on after a kill; a changed setting makes other cells.",
     )
     parser.add_argument("study", type=Path, metavar="STUDY.toml")
     parser.add_argument(
         "overrides", nargs="*", metavar="SECTION.KEY=VALUE",
-        help="instead of the file's, such as settings.epochs=3 data.train=shards/train.parquet",
+        help="of every arm, above the files, such as run.epochs=3 data.train=shards/train.parquet",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="DIR", help="for the cells and the report")
     parser.add_argument(
