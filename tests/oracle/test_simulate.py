@@ -211,6 +211,25 @@ def test_a_loader_that_waits_for_a_disk_leaves_its_cores_time_to_be_slower(share
     assert found.step_s == pytest.approx(step_s, rel=0.01)
 
 
+def test_loaders_that_are_busy_with_a_disk_for_a_part_of_a_batch_get_no_more_than_it_has():
+    """Each batch takes 5 s of a core, and beside that 4 s of the disk that two loaders read."""
+    feed = Feed(batch=Cost(5.0, (*CORE, (("disk",), 0.8)), (1.0, 0.8)), ahead=2)
+    ranks = [program(rank, 1.0) for rank in (0, 1)]
+    for readers, step_s in ((1, 5.0), (2, 8.0)):
+        feeds = dict.fromkeys(range(readers), feed)
+        assert simulate(ranks, Bench(), feeds=feeds, steps=9).step_s == pytest.approx(step_s)
+
+
+@pytest.mark.parametrize("disk_s", [0.0, 1.0, 1.5, 2.0])
+def test_a_disk_that_is_waited_for_makes_no_step_of_contended_cores_shorter(disk_s):
+    """A rank and its loader have a core, and take 4 s of it."""
+    batch_s = max(disk_s, 1.0)
+    demands = ((("cores",), 1.0 / batch_s), (("disk",), disk_s / batch_s))
+    feed = Feed(batch=Cost(batch_s, demands, (1.0 / batch_s, disk_s / batch_s)), ahead=2)
+    found = simulate([program(0, 3.0)], Bench(num_cores=1), feeds={0: feed}, steps=21)
+    assert found.step_s == pytest.approx(4.0)
+
+
 def test_a_rank_without_a_loader_waits_for_none():
     feed = Feed(batch=Cost(9.0), ahead=0)
     assert simulate([program(0, 2.0)], Bench(), feeds={1: feed}, steps=3).step_s == 2.0

@@ -7,7 +7,7 @@ data's part is worked out: by an equation, and event by event.
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, seed, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.oracle.search.planning import load
@@ -69,8 +69,6 @@ def both(
     return planned, epochs, fed, link_s
 
 
-# Without a seed, names in here change the draws; of those it does not hold see the test below.
-@seed(1)
 @settings(max_examples=25, deadline=None)
 @given(
     nodes=st.integers(1, 3), ranks=st.integers(1, 2), rows=st.integers(2_000, 60_000),
@@ -137,9 +135,7 @@ def hold_price_to_plan(
         assert waits_s["windows"] == pytest.approx(planned.windows_s, rel=0.02, abs=first_s)
 
 
-@pytest.mark.xfail(raises=AssertionError, strict=True)
 def test_a_refresh_by_a_slow_disk_is_priced_as_it_is_simulated(directory):
-    # One example for which the property above does not hold yet: 27.0 s for 21.1 s.
     hold_price_to_plan(
         directory, nodes=1, ranks=2, rows=11057, row_bytes=2e3, exchange=0, hidden=0.4, quota=0.9,
         computing_s=0.0625, batch_s=0.0625, gbyte_s=10.0, source_gbyte_s=0.1, disk=0.001,
