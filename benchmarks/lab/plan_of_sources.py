@@ -31,8 +31,9 @@ from dataio.source import open_source
 from dataio.store.streaming import Streaming
 from tests.slowfs import slowfs
 from tonari.oracle.cluster.cluster import Cluster, Level, StorageRates
+from tonari.oracle.epoch import PlannedEpoch
 from tonari.oracle.feeds import lay_rows
-from tonari.oracle.plan import PlannedEpoch, plan_step
+from tonari.oracle.plan import plan_step
 from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.probe.pieces import count_pieces
 from tonari.oracle.probe.probe import Probe, step_settings

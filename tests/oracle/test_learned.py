@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tonari.oracle.epoch import PlannedEpoch
 from tonari.oracle.errors import OracleError
 from tonari.oracle.learned import learn
-from tonari.oracle.plan import PlannedEpoch
 from tonari.trainer.watch.metrics import MetricsLog
 from tonari.trainer.watch.parts import OTHER
 from tonari.trainer.watch.plan import PARTS

@@ -20,7 +20,8 @@ from tonari.report.pages import Picture, drawn, lay_out
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from tonari.oracle.plan import PlannedEpoch, StepPlan
+    from tonari.oracle.epoch import PlannedEpoch
+    from tonari.oracle.plan import StepPlan
     from tonari.oracle.search.search import Plans
     from tonari.plan.choice import Choice
     from tonari.plan.explain import ExplainedRow

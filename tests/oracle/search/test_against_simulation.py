@@ -15,7 +15,8 @@ from tests.oracle.search.test_epoch import IMAGES
 from tonari.oracle import plan as plan_module
 from tonari.oracle.cluster.cluster import Cluster, Host, Level, StorageRates
 from tonari.oracle.cluster.links import lay_route
-from tonari.oracle.plan import PlannedEpoch, plan_step
+from tonari.oracle.epoch import PlannedEpoch
+from tonari.oracle.plan import plan_step
 from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.probe.probe import Probe, step_settings
 from tonari.oracle.record import Message, Wait
