@@ -16,7 +16,7 @@ from tonari.oracle.errors import OracleError
 from tonari.oracle.search import search as search_module
 from tonari.oracle.search.choices import Group
 from tonari.oracle.search.data import DataFacts, facts_of_probe, read_facts
-from tonari.oracle.search.epoch import Epochs, Fed, share_link
+from tonari.oracle.search.epoch import Epochs, Fed
 from tonari.oracle.search.search import _prepare, search
 from tonari.plan.search import search_words
 from tonari.trainer.config.config import Config
@@ -39,29 +39,43 @@ def epochs_of(
     return epochs, fed
 
 
+def waits_of(
+    epochs: Epochs, fed: Fed, step_s: float, *, link_s: float = 0.0, forward_s: float = 0.0
+) -> dict[str, float]:
+    planned, waits_s = epochs.plan(fed, step_s, link_s, forward_s)
+    assert epochs.floor_s(fed, step_s, forward_s) <= planned.epoch_s
+    return waits_s
+
+
 def test_without_limits_an_epoch_is_its_steps(tmp_path):
     epochs, fed = epochs_of(load(tmp_path, "shuffle.kind=local"), machine())
     assert fed.num_steps == 100
-    assert epochs.epoch_s(fed, 0.5) == 50
-    assert not any(epochs.waits_s(fed, 0.5, 0.1, 0.1).values())
+    assert epochs.plan(fed, 0.5, 0.1, 0.1)[0].epoch_s == pytest.approx(50)
+    assert not any(waits_of(epochs, fed, 0.5, link_s=0.1, forward_s=0.1).values())
     assert epochs.settings(fed, 0.5) == ()
     half, fed = epochs_of(load(tmp_path, "shuffle.kind=local"), machine(), hidden=0.5)
-    assert half.epoch_s(fed, 0.5) == 25
+    assert half.plan(fed, 0.5, 0.0, 0.0)[0].epoch_s == pytest.approx(25)
     assert half.num_rows == 800
 
 
-def test_a_link_without_anybody_else_is_not_shared_and_a_full_one_adds_up():
-    assert share_link(1.0, 0.7, 0.0) == 1.0
-    assert share_link(1.0, 0.0, 0.7) == 1.0
-    assert share_link(1.0, 0.0, 3.0) == 3.0
-    assert share_link(1.0, 1.0, 0.5) == 1.5
-    assert share_link(1.0, 0.5, 0.5) == pytest.approx(1.25)
-    assert share_link(1.0, 0.25, 4.0) == pytest.approx(4.25)
+def test_rows_that_leave_pass_while_a_step_computes_and_share_the_link_with_its_messages(tmp_path):
+    epochs, fed = epochs_of(load(tmp_path, "shuffle.exchange=1"), machine())
+    busy_s, num = fed.exchange_s, fed.num_steps
+
+    def exchange_of(step_s: float, link_s: float) -> float:
+        waits_s = waits_of(epochs, fed, step_s * busy_s, link_s=link_s * busy_s)
+        return waits_s["exchange"] / num / busy_s
+
+    assert exchange_of(1.0, 0.0) == pytest.approx(0.0)
+    assert exchange_of(1.7, 0.7) == pytest.approx(0.0), "they have left before the messages come"
+    assert exchange_of(0.5, 0.0) == pytest.approx(0.5)
+    # All of a step's messages, beside the rows of two readers each for a third of the time
+    assert exchange_of(1.0, 1.0) == pytest.approx(1.0)
 
 
 def test_rows_on_their_way_wait_for_the_link_of_their_node(tmp_path):
     config = load(tmp_path, "shuffle.exchange=1")
-    epochs, fed = epochs_of(config, machine())
+    _, fed = epochs_of(config, machine())
     # 400 rows of each of a node's two replicas over 0.05e9 bytes/s
     assert fed.exchange_s * fed.num_steps == pytest.approx(2 * 400 * 1000 / 0.05e9)
     alone = load(tmp_path, "shuffle.exchange=0")
@@ -69,8 +83,6 @@ def test_rows_on_their_way_wait_for_the_link_of_their_node(tmp_path):
     one_node = Epochs(config, machine(), FACTS, world_size=2).fed(Group((1, 2, 1, 1, 1), 8, 1))
     assert one_node is not None
     assert one_node.exchange_s == 0
-    waits = epochs.waits_s(fed, fed.exchange_s / 2, 0.0, 0.0)
-    assert waits["exchange"] == pytest.approx(fed.num_steps * fed.exchange_s / 2)
 
 
 def test_cores_set_the_pace_of_a_loader_that_cannot_keep_up(tmp_path):
@@ -78,10 +90,11 @@ def test_cores_set_the_pace_of_a_loader_that_cannot_keep_up(tmp_path):
     host = Host(cores=6, decode_mbyte_s=0.001)
     epochs, fed = epochs_of(load(tmp_path, "shuffle.kind=local"), machine(host=host))
     assert fed.decode_s == pytest.approx(4 * 1.0 / 2)
-    assert epochs.waits_s(fed, 1.5, 0.0, 0.0)["decoding"] == pytest.approx(100 * 0.5)
+    # The first batch is waited for whole
+    assert waits_of(epochs, fed, 1.5)["decoding"] == pytest.approx(100 * 0.5 + 1.5)
     assert epochs.settings(fed, 1.5) == ("data.workers.threads=2",)
     assert epochs.settings(fed, 4.0) == ("data.workers.threads=1",)
-    assert epochs.waits_s(fed, 4.0, 0.0, 0.0)["decoding"] == 0
+    assert waits_of(epochs, fed, 4.0)["decoding"] == pytest.approx(2.0)
     mine = load(tmp_path, "shuffle.kind=local", "data.workers={threads=1}")
     epochs, fed = epochs_of(mine, machine(host=host))
     assert fed.decode_s == pytest.approx(4.0)
@@ -99,9 +112,9 @@ def test_a_node_s_disk_is_read_by_all_of_its_readers(tmp_path):
     # Of whole pages: a row of 1,000 bytes begins at any of 4,096
     of_row_s = (1000 + 4095) / 1e3
     assert fed.disk_s == pytest.approx(2 * 4 * of_row_s)
-    waits_s = epochs.waits_s(fed, 5.0, 0.0, 0.0)
-    assert waits_s["node disk"] == pytest.approx(100 * (2 * 4 * of_row_s - 5))
-    assert fed.staging_s == pytest.approx(800 * 1000 / 2e3)
+    planned, waits_s = epochs.plan(fed, 5.0, 0.0, 0.0)
+    assert waits_s["node disk"] == pytest.approx(100 * (2 * 4 * of_row_s - 5) + 5)
+    assert planned.staging_s == pytest.approx(800 * 1000 / 2e3)
 
 
 ROWS = replace(FACTS, num_rows=160_000)
@@ -130,9 +143,10 @@ def test_a_cache_takes_what_the_disk_has_and_the_rest_comes_in_windows(tmp_path)
     assert fed.quota == 40_000_000
     assert epochs.settings(fed, 0.1) == ("data.cache.quota=40000000",)
     assert sum(map(mul, fed.counts, fed.shares)) == pytest.approx(1.0)
-    assert epochs.waits_s(fed, 0.1, 0.0, 0.0)["windows"] > 0
+    assert waits_of(epochs, fed, 0.1)["windows"] > 0
     epochs, fed = epochs_of(config, machine(storage=StorageRates(disk_gbyte=1)), ROWS)
-    assert (fed.quota, fed.shares, fed.staging_s) == (0, (), 0.0)
+    assert (fed.quota, fed.shares) == (0, ())
+    assert epochs.plan(fed, 0.1, 0.0, 0.0)[0].staging_s == 0
 
 
 def test_an_epoch_of_a_million_million_rows_is_priced_by_a_few_windows(tmp_path):
@@ -144,7 +158,7 @@ def test_an_epoch_of_a_million_million_rows_is_priced_by_a_few_windows(tmp_path)
     )
     assert sum(fed.counts) > 10_000
     assert len(fed.shares) < 60
-    assert epochs.waits_s(fed, 1e-6, 0.0, 0.0)["windows"] > 0
+    assert waits_of(epochs, fed, 1e-6)["windows"] > 0
 
 
 @pytest.mark.usefixtures("traced_once")
@@ -177,7 +191,7 @@ def test_hidden_rows_are_scored_anew_where_their_policy_does(tmp_path):
     config = load(tmp_path, "shuffle.kind=local", "importance.kind=kakurenbo")
     epochs, fed = epochs_of(config, machine(), hidden=0.5)
     assert fed.scorings == 50  # of 200 rows of a replica, 4 a batch
-    assert epochs.waits_s(fed, 1.0, 0.0, 0.25)["refresh"] == pytest.approx(12.5)
+    assert waits_of(epochs, fed, 1.0, forward_s=0.25)["refresh"] == pytest.approx(12.5)
 
 
 @pytest.fixture
@@ -210,12 +224,12 @@ def test_the_parts_sum_to_the_epoch_and_no_bound_is_above_it(tmp_path):
         )
     ]
     for case in cases:
-        whole_s = epochs.epoch_s(fed, *case)
-        waits_s = epochs.waits_s(fed, *case)
-        assert fed.num_steps * case[0] + sum(waits_s.values()) == pytest.approx(whole_s)
-        for bound in cases:
-            if all(low <= high for low, high in zip(bound, case, strict=True)):
-                assert epochs.epoch_s(fed, *bound) <= whole_s * (1 + 1e-12)
+        planned, waits_s = epochs.plan(fed, *case)
+        whole_s, (step_s, _, forward_s) = planned.epoch_s, case
+        assert fed.num_steps * step_s + sum(waits_s.values()) == pytest.approx(whole_s)
+        for bound_s, _, bound_forward_s in cases:
+            if bound_s <= step_s and bound_forward_s <= forward_s:
+                assert epochs.floor_s(fed, bound_s, bound_forward_s) <= whole_s
 
 
 def choices_of(tmp_path, world_size: int) -> list[Epochs]:

@@ -47,6 +47,18 @@ class DataFacts:
         """Read from the source for one; mean."""
         return self.row_bytes if self.probed_row_bytes is None else self.probed_row_bytes
 
+    def times(self, *, batch_s: float, cores: float) -> DataTimes:
+        """Make what a probe of one reader would time, whose batch takes so long on so many cores.
+
+        Nothing is evaluated, and no checkpoint written.
+        """
+        return DataTimes(
+            readers=1, num_rows=self.num_rows, evaluated_rows=0, row_bytes=self.row_bytes,
+            source_row_bytes=self.source_row_bytes, batch_s=batch_s, batch_cores=cores,
+            staging_bytes_per_s=self.read_bytes_per_s, epoch_end_s=self.epoch_end_s,
+            write_bytes_per_s=0.0, pieces=self.pieces, guessed_row_bytes=self.guessed_row_bytes,
+        )  # fmt: skip
+
 
 def facts_of_probe(data: DataTimes, *, batch_size: int) -> DataFacts:
     """Take what a probe timed, in batches of so many rows."""

@@ -1,17 +1,16 @@
-"""What an epoch of a configuration takes, by equations: steps, and the data that they wait for.
+"""What an epoch of a configuration takes: a plan of its steps beside loaders, and bounds of it.
 
-As `tonari.oracle.search.price`, to rank by. Its assumptions:
+A plan is made as `tonari plan` makes it, by `tonari.oracle.epoch`, of a step that equations
+estimate (see `tonari.oracle.search.price`) and of one rank that stands for all (see
+`tonari.oracle.search.fold`). What it assumes beside:
 
 - One rank of each replica reads, of the first stage, so that other nodes hold no rows; see
   `tonari.trainer.mesh.place`.
-- Loaders keep up, or set the pace: decoding on the node's cores but one for each rank, or the
-  node's disk, on which all rows are read in every epoch.
-- Rows that the exchange sends find the gradients on the link, and these find them, for as large a
-  part of a step as each takes.
-- Rows beyond a quota come in windows: see `oracle.windows`.
+- Loaders have the node's cores but one for each rank.
+- A step's messages come at its end.
 - A cache takes all of a node's rows, or as much as its disk has, unless the settings have a quota.
 
-Left out: evaluations, checkpoints, the first batch, rows that stay in memory.
+Left out: evaluations, checkpoints.
 """
 
 import math
@@ -23,33 +22,42 @@ from typing import NamedTuple
 from dataio.base.errors import QuotaError
 from dataio.plan.policies import refresh_every
 from tonari.oracle.cluster.cluster import Cluster
-from tonari.oracle.feeds import RowsOnNodes, find_source, lay_rows, stage_beside, stage_s
+from tonari.oracle.epoch import STEPS, FedJob, PlannedEpoch
+from tonari.oracle.feeds import RowsOnNodes, find_source, lay_rows
 from tonari.oracle.search.choices import Group
 from tonari.oracle.search.data import DataFacts
+from tonari.oracle.search.fold import OF_STEP, FoldedMachine, folded_program
 from tonari.oracle.windows import wait_for_windows
 from tonari.trainer.config.config import Config
 from tonari.trainer.run.build import make_importance
 from tonari.trainer.run.own import Own
+
+ROUNDING = 1e-9
+"""Share of a time by which sums differ that are added up in another order."""
 
 
 class Fed(NamedTuple):
     """What the data asks of an epoch, where rows lie on nodes in one way.
 
     Attributes:
+        job: What a plan is made of, but for the steps.
+        machine: That it is simulated on, but for the steps' messages.
         num_steps: Of the optimizer.
-        decode_s: Of a step's batches, with as many threads as there may be.
+        decode_s: Of a step's batches, with as many threads as there may be; and of reading those
+            beyond the quota.
         disk_s: Of the same, read from the node's disk.
         exchange_s: For which a step's leaving rows keep the busiest link.
         shares: Of the steps that each window of rows beyond the quota is for.
         reads_s: What each takes to be read.
         counts: How many of each come one after another.
         scorings: Batches of hidden rows that are scored anew, of a replica, on average.
-        staging_s: Of all rows; see `Epochs.staging_s`.
         quota: As `NodeCache` takes it; 0: all rows lie in the cache, or the settings have one.
         batch_core_s: Of a step's batches on one core.
         most_threads: Of a reader; 0: nobody counts them.
     """
 
+    job: FedJob
+    machine: FoldedMachine
     num_steps: int
     decode_s: float
     disk_s: float
@@ -58,27 +66,14 @@ class Fed(NamedTuple):
     reads_s: tuple[float, ...]
     counts: tuple[int, ...]
     scorings: float
-    staging_s: float
     quota: int
     batch_core_s: float
     most_threads: int
 
-
-def share_link(step_s: float, link_s: float, exchange_s: float) -> float:
-    """Price a step that shares a link with rows on their way.
-
-    Never shorter where any of the three is longer, which a bound goes by.
-
-    Args:
-        step_s: Where nobody else is on the link.
-        link_s: For which the step's own messages keep it.
-        exchange_s: For which the rows do.
-    """
-    link_s = min(link_s, step_s)
-    if step_s < exchange_s:
-        return link_s + exchange_s
-    # Each finds the other there for its part of the step
-    return step_s + (link_s * exchange_s / step_s if step_s else 0.0)
+    @property
+    def made_s(self) -> float:
+        """Seconds until a step's batches are made and read, one beside the other."""
+        return max(self.decode_s, self.disk_s)
 
 
 class Epochs:
@@ -118,57 +113,65 @@ class Epochs:
         _, dp_replicate, dp_shard, cp, tp = group.sizes
         return self._fed(dp_replicate * dp_shard, cp * tp, group.batch_size)
 
-    def epoch_s(
-        self, fed: Fed, step_s: float, link_s: float = 0.0, forward_s: float = 0.0
-    ) -> float:
-        """Price an epoch; of lower bounds of the arguments, it is one of the epoch.
+    def floor_s(self, fed: Fed, step_s: float, forward_s: float = 0.0) -> float:
+        """Bound an epoch from below: of bounds of the arguments, it is one of the epoch.
+
+        A simulated step takes no less than it takes alone, and steps in a row no less than their
+        batches, or their leaving rows on the link: but for what is done before the first of them
+        ends, which `tonari.oracle.simulate` does not count in a step.
+
+        Args:
+            fed: Of the group.
+            step_s: Of a step that waits for nobody.
+            forward_s: Of a batch's way past all stages.
+        """
+        counted, made_s, exchange_s = STEPS - 1, fed.made_s, fed.exchange_s
+        made_at_least_s = made_s - exchange_s / counted
+        sent_at_least_s = (counted * exchange_s - made_s) / STEPS
+        steps_s = fed.num_steps * max(step_s, made_at_least_s, sent_at_least_s)
+        if fed.shares:
+            steps_s += wait_for_windows(fed.shares, fed.reads_s, steps_s=steps_s, counts=fed.counts)
+        read_s = fed.disk_s / self._config.optimizer.accumulate
+        scored_s = fed.scorings * max(forward_s, fed.job.data.batch_s, read_s)
+        return (steps_s + scored_s + self._data.epoch_end_s) * (1 - ROUNDING)
+
+    def plan(
+        self, fed: Fed, step_s: float, link_s: float, forward_s: float
+    ) -> tuple[PlannedEpoch, dict[str, float]]:
+        """Plan an epoch.
 
         Args:
             fed: Of the group.
             step_s: Of a step that waits for nobody.
             link_s: For which its messages keep a node's link.
             forward_s: Of a batch's way past all stages.
-        """
-        shared_s = share_link(step_s, link_s, fed.exchange_s)
-        steps_s = fed.num_steps * max(shared_s, fed.decode_s, fed.disk_s)
-        waits_s = self._windows_s(fed, steps_s) + self._refresh_s(fed, forward_s)
-        return steps_s + waits_s + self._data.epoch_end_s
 
-    def waits_s(self, fed: Fed, step_s: float, link_s: float, forward_s: float) -> dict[str, float]:
-        """Split what `epoch_s` has beside steps that wait for nobody, by its causes."""
-        num, shared_s = fed.num_steps, share_link(step_s, link_s, fed.exchange_s)
-        fed_s = max(fed.decode_s, fed.disk_s)
-        late_s = num * max(fed_s - shared_s, 0.0)
-        steps_s = num * max(shared_s, fed_s)
-        return {
-            "exchange": num * (shared_s - step_s),
-            "decoding": late_s if fed.decode_s >= fed.disk_s else 0.0,
-            "node disk": late_s if fed.decode_s < fed.disk_s else 0.0,
-            "windows": self._windows_s(fed, steps_s),
-            "epoch end": self._data.epoch_end_s,
-            "refresh": self._refresh_s(fed, forward_s),
+        Returns:
+            The plan, and what it has beside steps that wait for nobody, by its causes.
+        """
+        link_s = min(link_s, step_s)
+        job = replace(
+            fed.job,
+            machine=replace(fed.machine, link_s=link_s),
+            steps=[folded_program(step_s, link_s=link_s)],
+            evaluations=[folded_program(forward_s)],
+        )
+        simulation = job.simulate()
+        epoch = job.plan(simulation)
+        num, steps_s = epoch.steps, epoch.train_s - epoch.windows_s
+        late_s = steps_s - num * step_s
+        late_s *= late_s > ROUNDING * steps_s
+        shared_s = num * (simulation.parts_s().get(OF_STEP, 0.0) - link_s)
+        shared_s = min(max(shared_s, 0.0), late_s)
+        slow_disk = fed.decode_s < fed.disk_s
+        return epoch, {
+            "exchange": shared_s + epoch.exchange_s,
+            "decoding": 0.0 if slow_disk else late_s - shared_s,
+            "node disk": late_s - shared_s if slow_disk else 0.0,
+            "windows": epoch.windows_s,
+            "epoch end": epoch.epoch_end_s,
+            "refresh": epoch.refresh_s,
         }
-
-    def staging_s(self, fed: Fed, steps_s: float) -> float:
-        """Price what staging adds to a run, before its first epoch or in it.
-
-        Args:
-            fed: Of the group.
-            steps_s: Of an epoch.
-        """
-        if self._config.data.staging.when == "overlap":
-            return sum(stage_beside(fed.staging_s, steps_s=steps_s))
-        return fed.staging_s
-
-    def _windows_s(self, fed: Fed, steps_s: float) -> float:
-        if not fed.shares:
-            return 0.0
-        return wait_for_windows(fed.shares, fed.reads_s, steps_s=steps_s, counts=fed.counts)
-
-    def _refresh_s(self, fed: Fed, forward_s: float) -> float:
-        """Price the batches of hidden rows, each of which is made, and goes forward."""
-        fed_s = max(fed.decode_s, fed.disk_s) / self._config.optimizer.accumulate
-        return fed.scorings * max(forward_s, fed_s)
 
     def settings(self, fed: Fed, step_s: float) -> tuple[str, ...]:
         """List what is chosen freely: the cache's size, and threads that keep up with the steps."""
@@ -198,15 +201,41 @@ class Epochs:
             cores = max(host.cores - self._here, 1) / widest
             cores = min(cores, self._own_threads or cores)
         disk = storage.disk_read_gbyte_s
-        windows = [] if rows.quota is None else list(
-            rows.quota.runs(visible_fraction=1 - self.hidden_fraction)
-        )  # fmt: skip
+        windows, reading_s = [], 0.0
+        if rows.quota is not None:
+            visible = 1 - self.hidden_fraction
+            windows = [*rows.quota.runs(visible_fraction=visible)]
+            reading_s = rows.quota.reading_s(visible_fraction=visible)
         hidden = self.hidden_fraction * self._data.num_rows / replicas
+        exchange_s = self._exchange_s(rows, inner)
+        exchange_byte_s = exchange_s / widest / rows.leaving_bytes if exchange_s else 0.0
+        machine = FoldedMachine(
+            readers=widest,
+            ranks=self._here,
+            replicas=replicas,
+            cores_of_node=math.inf if host.cores is None else max(host.cores, self._here + 1),
+            exchange_byte_s=exchange_byte_s,
+        )
+        batch_s = batch_size * self._core_s / cores if cores else 0.0
+        job = FedJob(
+            config=config,
+            data=self._data.times(batch_s=batch_s, cores=cores),
+            # One of them stands for all
+            rows=replace(rows, readers=rows.readers[:1]),
+            machine=machine,
+            storage=storage,
+            source=self._source,
+            steps=(),
+            evaluations=(),
+            hidden_fraction=self.hidden_fraction,
+        )
         return Fed(
+            job=job,
+            machine=machine,
             num_steps=num_steps,
-            decode_s=step_rows * self._core_s / cores if cores else 0.0,
+            decode_s=batch_s * config.optimizer.accumulate + reading_s / num_steps,
             disk_s=0.0 if disk is None else widest * step_rows * rows.disk_row_bytes / disk / 1e9,
-            exchange_s=self._exchange_s(rows, inner) / num_steps,
+            exchange_s=widest * round(rows.leaving_bytes / num_steps) * exchange_byte_s,
             shares=tuple(share for _, share, _ in windows),
             reads_s=tuple(
                 self._source.seconds(num_bytes, rows.layout.num_nodes)
@@ -214,10 +243,6 @@ class Epochs:
             ),
             counts=tuple(count for count, _, _ in windows),
             scorings=math.ceil(hidden / batch_size) / self._every if self._every else 0.0,
-            staging_s=stage_s(
-                storage, self._source, rows,
-                limit_bytes_per_s=config.data.staging.bytes_per_s,
-            ),
             quota=quota,
             batch_core_s=step_rows * self._core_s,
             most_threads=max(int(cores), 1) if cores else 0,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tonari.names import EXAMPLES
 from tonari.oracle.cluster.cluster import Cluster, Device
+from tonari.oracle.epoch import PlannedEpoch
 from tonari.oracle.errors import OracleError
 from tonari.oracle.search.choices import Choices, Group, Variant, overrides
 from tonari.oracle.search.epoch import Epochs, Fed
@@ -86,10 +87,11 @@ class Chosen(NamedTuple):
 
     group: Group
     variant: Variant
-    epochs: Epochs | None
     step_s: float
     parts_s: dict[str, float]
     memory_bytes: int
+    epochs: Epochs | None = None
+    planned: PlannedEpoch | None = None
 
     @property
     def whole_s(self) -> float:
@@ -213,7 +215,7 @@ def _search_one(
     """Price configurations group by group, those of the lowest bound first."""
     feeds = {group: epochs.fed(group) for _, group in bounded} if epochs else {}
     floors = [
-        (epochs.epoch_s(fed, floor_s) if epochs and (fed := feeds[group]) else floor_s, group)
+        (epochs.floor_s(fed, floor_s) if epochs and (fed := feeds[group]) else floor_s, group)
         for floor_s, group in bounded
     ]
     # From some on all bounds are above the limit
@@ -249,7 +251,7 @@ def estimate(
         mesh.sequence_parallel, mesh.checkpointing_blocks, mesh.offload, mesh.swap_blocks,
     )  # fmt: skip
     parts_s = pricing.pipeline_s(group, variant) | pricing.rest_s(group, variant)
-    chosen = Chosen(group, variant, None, sum(parts_s.values()), parts_s, memory_of(group, variant))
+    chosen = Chosen(group, variant, sum(parts_s.values()), parts_s, memory_of(group, variant))
     return _candidate(chosen, parts_s, rows=rows, num_nodes=num_nodes)
 
 
@@ -319,8 +321,11 @@ class _Prices:
                 found.pruned += 1
                 continue
             fitting = self._lighten(variant, whole=whole, offloads=light)
-            if fitting:
-                found.add(min(map(self._price, fitting), key=lambda one: one.rank))
+            fastest = self._find_fastest(fitting)
+            if fastest:
+                found.add(fastest)
+            elif fitting:
+                found.pruned += 1
             else:
                 found.unfit += 1
 
@@ -398,23 +403,39 @@ class _Prices:
 
     def _is_slower(self, step_s: float) -> bool:
         """Report whether nothing with a step of at least so long is among the best."""
-        if not self.prunes:
-            return False
-        whole_s = self.data[0].epoch_s(self.data[1], step_s) if self.data else step_s
-        return whole_s > self.found.limit_s
+        return self.prunes and self._floor_s(step_s) > self.found.limit_s
+
+    def _floor_s(self, step_s: float, forward_s: float = 0.0) -> float:
+        """Bound from below what is compared of a configuration; without data it is the step."""
+        return self.data[0].floor_s(self.data[1], step_s, forward_s) if self.data else step_s
+
+    def _find_fastest(self, fitting: Sequence[Variant]) -> Chosen | None:
+        """Price ways of a variant, the lowest bound first; None: none is among the best."""
+        bounded = []
+        for number, variant in enumerate(fitting):
+            forward_s = self.pricing.forward_s(self.group, variant)
+            bounded.append((self._floor_s(self._busy_s(variant), forward_s), number))
+        limit_s = self.found.limit_s if self.prunes and self.data else math.inf
+        best: Chosen | None = None
+        for floor_s, number in sorted(bounded):
+            if floor_s > limit_s or (best is not None and floor_s > best.whole_s * (1 + 1e-8)):
+                break
+            one = self._price(fitting[number])
+            best = one if best is None else min(best, one, key=lambda each: each.rank)
+        return best
 
     def _price(self, variant: Variant) -> Chosen:
         group, pricing = self.group, self.pricing
         parts_s = pricing.pipeline_s(group, variant) | pricing.rest_s(group, variant)
-        step_s, epochs = sum(parts_s.values()), None
-        if self.data:
-            epochs, fed = self.data
-            waits_s = epochs.waits_s(
-                fed, step_s, pricing.link_s(group, variant), pricing.forward_s(group, variant)
-            )
-            parts_s = {name: fed.num_steps * each for name, each in parts_s.items()} | waits_s
-        memory_bytes = self.memory_of(group, variant)
-        return Chosen(group, variant, epochs, step_s, parts_s, memory_bytes)
+        step_s, memory_bytes = sum(parts_s.values()), self.memory_of(group, variant)
+        if not self.data:
+            return Chosen(group, variant, step_s, parts_s, memory_bytes)
+        epochs, fed = self.data
+        planned, waits_s = epochs.plan(
+            fed, step_s, pricing.link_s(group, variant), pricing.forward_s(group, variant)
+        )
+        parts_s = {name: planned.steps * each for name, each in parts_s.items()} | waits_s
+        return Chosen(group, variant, step_s, parts_s, memory_bytes, epochs, planned)
 
 
 def _least(
@@ -472,7 +493,7 @@ def _nothing(
 
 
 def _candidate(chosen: Chosen, best_s: dict[str, float], *, rows: int, num_nodes: int) -> Candidate:
-    group, variant, epochs, step_s, parts_s, memory_bytes = chosen
+    group, variant, step_s, parts_s, memory_bytes, epochs, planned = chosen
     settings = overrides(group, variant)
     found = Candidate(
         settings=settings,
@@ -484,17 +505,15 @@ def _candidate(chosen: Chosen, best_s: dict[str, float], *, rows: int, num_nodes
         why_slower=why_slower(parts_s, best_s),
     )
     fed = epochs.fed(group) if epochs else None
-    if not epochs or not fed:
+    if not epochs or not fed or not planned:
         return found
-    samples_per_s = epochs.num_rows / chosen.whole_s
+    samples_per_s = epochs.num_rows / planned.epoch_s
     return replace(
         found,
         settings=(*settings, *epochs.settings(fed, step_s)),
-        epoch_s=chosen.whole_s,
+        epoch_s=planned.epoch_s,
         samples_per_s=samples_per_s,
         node_hours=1e6 / samples_per_s * num_nodes / 3600,
         choice=epochs.words,
-        staging_s=epochs.staging_s(
-            fed, chosen.whole_s - chosen.parts_s["epoch end"] - chosen.parts_s["refresh"]
-        ),
+        staging_s=planned.staging_s + planned.late_rows_s,
     )
