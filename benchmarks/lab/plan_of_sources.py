@@ -179,10 +179,7 @@ class SourcePlans:
 
     def rows(self, quota: int) -> Any:
         """Lay out rows under a quota."""
-        return lay_rows(
-            self._config(quota), self.data, readers=(0,), node_of=(0,), pieces=self.data.pieces,
-            guessed_row_bytes=self.data.guessed_row_bytes,
-        )  # fmt: skip
+        return lay_rows(self._config(quota), self.data, readers=(0,), node_of=(0,))
 
     def epoch(self, rate: float, *, quota: int | None = None) -> PlannedEpoch:
         """Plan an epoch by the source's rate, in 1e6 bytes/s."""

@@ -7,12 +7,20 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import mul
 
 from dataio.plan.policies import refresh_every
 from tonari.oracle.cluster.cluster import StorageRates
 from tonari.oracle.costs import Machine
-from tonari.oracle.feeds import RowsOnNodes, SourceRates, make_feeds, stage_beside, stage_s
+from tonari.oracle.feeds import (
+    RowsOnNodes,
+    SourceRates,
+    find_source,
+    make_feeds,
+    stage_beside,
+    stage_s,
+)
 from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.simulate import Simulation, simulate
 from tonari.oracle.stopwatch import Timed
@@ -110,7 +118,6 @@ class FedJob:
         rows: Where they lie.
         machine: What all of it takes.
         storage: Rates of the cluster.
-        source: At which rows are read from where they were in the beginning.
         steps: What each rank does in a step, in the order of the ranks.
         evaluations: The same, in a forward pass of a batch.
         hidden_fraction: Of the rows, that an epoch leaves out.
@@ -121,7 +128,6 @@ class FedJob:
     rows: RowsOnNodes
     machine: Machine
     storage: StorageRates
-    source: SourceRates
     steps: Sequence[Timed]
     evaluations: Sequence[Timed]
     hidden_fraction: float = 0.0
@@ -176,6 +182,11 @@ class FedJob:
             hidden_fraction=self.hidden_fraction,
             num_nodes=self.rows.layout.num_nodes,
         )
+
+    @cached_property
+    def source(self) -> SourceRates:
+        """At which rows are read from where they were in the beginning."""
+        return find_source(self.storage, self.data)
 
     @property
     def _disk_bytes_per_s(self) -> float | None:

@@ -10,7 +10,7 @@ from tonari.oracle.cluster.probed import cluster_of
 from tonari.oracle.costs import Machine
 from tonari.oracle.epoch import STEPS, FedJob, PlannedEpoch
 from tonari.oracle.errors import OracleError
-from tonari.oracle.feeds import find_source, lay_rows
+from tonari.oracle.feeds import lay_rows
 from tonari.oracle.machine import OneNode
 from tonari.oracle.probe.probe import Probe, step_settings
 from tonari.oracle.programs import programs
@@ -91,14 +91,11 @@ def plan_step(
         readers = [rank for rank in ranks if build_place(config, layout, rank).reads]
         rows = lay_rows(
             config, found.data, readers=readers, node_of=node_of, own=own,
-            pieces=found.data.pieces, guessed_row_bytes=found.data.guessed_row_bytes,
             memory_bytes=None if cluster is None else cluster.host.memory_bytes,
         )  # fmt: skip
         job = FedJob(
             config=config, data=found.data, rows=rows, machine=machine, storage=storage,
-            source=find_source(storage, probed_bytes_per_s=found.data.staging_bytes_per_s),
-            steps=steps,
-            evaluations=programs(found.evaluations, found.world_size, layout.sizes),
+            steps=steps, evaluations=programs(found.evaluations, found.world_size, layout.sizes),
             hidden_fraction=hidden_fraction,
         )  # fmt: skip
     simulation = job.simulate() if job else simulate(steps, machine, steps=STEPS)

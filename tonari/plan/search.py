@@ -33,7 +33,7 @@ def data_choices(
         overrides: Of all of them.
         cluster: The machine.
         world_size: Ranks.
-        words: The data, as of `tonari.oracle.search.data.read_facts`; None: as a probe timed it.
+        words: The data, as of `tonari.oracle.search.data.read_data`; None: as a probe timed it.
         probe: Its file.
         tries: Settings to choose among.
         hidden_fractions: Likewise.
@@ -43,13 +43,13 @@ def data_choices(
         ConfigError, OracleError: As reading each does.
     """
     from tonari.oracle.probe.probe import load_probe
-    from tonari.oracle.search.data import facts_of_probe, read_facts
+    from tonari.oracle.search.data import read_data
     from tonari.oracle.search.epoch import Epochs
     from tonari.trainer.config.config import load_config
 
     config = load_config(settings, overrides)
     if words:
-        facts = read_facts(words, config)
+        data, core_s = read_data(words, config), None
     else:
         assert probe is not None
         found = load_probe(probe)
@@ -59,7 +59,7 @@ def data_choices(
                 "without --no-data, or give --data ROWSxBYTES"
             )
         own = load_config(settings, [*found.overrides, *overrides])
-        facts = facts_of_probe(found.data, batch_size=own.data.batch_size)
+        data, core_s = found.data, found.data.core_s(batch_size=own.data.batch_size)
     for each in (setting for choice in tries for setting in choice):
         section, _, key = each.partition("=")[0].partition(".")
         if section not in CHOSEN or (section == "data" and "." not in key):
@@ -71,8 +71,8 @@ def data_choices(
     several = len(hidden_fractions) > 1
     return [
         Epochs(
-            load_config(settings, [*overrides, *choice]), cluster, facts, world_size=world_size,
-            hidden_fraction=hidden,
+            load_config(settings, [*overrides, *choice]), cluster, data, world_size=world_size,
+            hidden_fraction=hidden, core_s=core_s,
             words=(*choice, f"{hidden:.0%} hidden") if several or hidden else choice,
         )
         for choice in tries

@@ -20,7 +20,6 @@ from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.probe.probe import Probe, step_settings
 from tonari.oracle.record import Message, Wait
 from tonari.oracle.search.choices import Group
-from tonari.oracle.search.data import facts_of_probe
 from tonari.oracle.search.epoch import Epochs, Fed
 from tonari.oracle.stopwatch import Timed
 from tonari.trainer.config.config import Config
@@ -61,8 +60,10 @@ def both(
     )  # fmt: skip
     planned = plan_step(config, found, cluster=cluster, hidden_fraction=hidden).epoch
     assert planned is not None
-    facts = facts_of_probe(data, batch_size=BATCH)
-    epochs = Epochs(config, cluster, facts, world_size=world_size, hidden_fraction=hidden)
+    epochs = Epochs(
+        config, cluster, data, world_size=world_size, hidden_fraction=hidden,
+        core_s=data.core_s(batch_size=BATCH),
+    )  # fmt: skip
     fed = epochs.fed(Group((1, world_size, 1, 1, 1), BATCH, 1))
     assert fed is not None
     link_s = lay_route(cluster, "all_reduce", message.ranks).seconds(GRADIENT_BYTES)

@@ -13,15 +13,16 @@ from tests.oracle.search.test_search import CLUSTER
 from tests.oracle.test_feeds import DATA
 from tonari.oracle.cluster.cluster import Cluster, Host, StorageRates
 from tonari.oracle.errors import OracleError
+from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.search import search as search_module
 from tonari.oracle.search.choices import Group
-from tonari.oracle.search.data import DataFacts, facts_of_probe, read_facts
+from tonari.oracle.search.data import read_data, untimed
 from tonari.oracle.search.epoch import Epochs, Fed
 from tonari.oracle.search.search import _prepare, search
 from tonari.plan.search import search_words
 from tonari.trainer.config.config import Config
 
-FACTS = DataFacts(num_rows=1600, row_bytes=1000.0)
+UNTIMED = untimed(num_rows=1600, row_bytes=1000.0)
 GROUP = Group((1, 4, 1, 1, 1), 4, 1)
 """Of four replicas on two nodes of two ranks, each of which trains 400 rows in 100 steps."""
 
@@ -31,9 +32,9 @@ def machine(*, host: Host | None = None, storage: StorageRates | None = None) ->
 
 
 def epochs_of(
-    config: Config, cluster: Cluster, facts: DataFacts = FACTS, *, hidden: float = 0.0
+    config: Config, cluster: Cluster, data: DataTimes = UNTIMED, **given: Any
 ) -> tuple[Epochs, Fed]:
-    epochs = Epochs(config, cluster, facts, world_size=4, hidden_fraction=hidden)
+    epochs = Epochs(config, cluster, data, world_size=4, **given)
     fed = epochs.fed(GROUP)
     assert fed is not None
     return epochs, fed
@@ -53,7 +54,7 @@ def test_without_limits_an_epoch_is_its_steps(tmp_path):
     assert epochs.plan(fed, 0.5, 0.1, 0.1)[0].epoch_s == pytest.approx(50)
     assert not any(waits_of(epochs, fed, 0.5, link_s=0.1, forward_s=0.1).values())
     assert epochs.settings(fed, 0.5) == ()
-    half, fed = epochs_of(load(tmp_path, "shuffle.kind=local"), machine(), hidden=0.5)
+    half, fed = epochs_of(load(tmp_path, "shuffle.kind=local"), machine(), hidden_fraction=0.5)
     assert half.plan(fed, 0.5, 0.0, 0.0)[0].epoch_s == pytest.approx(25)
     assert half.num_rows == 800
 
@@ -80,7 +81,7 @@ def test_rows_on_their_way_wait_for_the_link_of_their_node(tmp_path):
     assert fed.exchange_s * fed.num_steps == pytest.approx(2 * 400 * 1000 / 0.05e9)
     alone = load(tmp_path, "shuffle.exchange=0")
     assert epochs_of(alone, machine())[1].exchange_s == 0
-    one_node = Epochs(config, machine(), FACTS, world_size=2).fed(Group((1, 2, 1, 1, 1), 8, 1))
+    one_node = Epochs(config, machine(), UNTIMED, world_size=2).fed(Group((1, 2, 1, 1, 1), 8, 1))
     assert one_node is not None
     assert one_node.exchange_s == 0
 
@@ -100,9 +101,9 @@ def test_cores_set_the_pace_of_a_loader_that_cannot_keep_up(tmp_path):
     assert fed.decode_s == pytest.approx(4.0)
     assert epochs.settings(fed, 0.5) == ()
     # A probe's own time goes before the machine's
-    timed = facts_of_probe(DATA, batch_size=8)
-    assert timed.core_s == pytest.approx(0.5 / 8)
-    _, fed = epochs_of(mine, machine(host=host), timed)
+    core_s = DATA.core_s(batch_size=8)
+    assert core_s == pytest.approx(0.5 / 8)
+    _, fed = epochs_of(mine, machine(host=host), DATA, core_s=core_s)
     assert fed.decode_s == pytest.approx(4 * 0.5 / 8)
 
 
@@ -117,7 +118,7 @@ def test_a_node_s_disk_is_read_by_all_of_its_readers(tmp_path):
     assert planned.staging_s == pytest.approx(800 * 1000 / 2e3)
 
 
-ROWS = replace(FACTS, num_rows=160_000)
+ROWS = replace(UNTIMED, num_rows=160_000)
 IMAGES = """
 [data]
 train = "absent.tar"
@@ -150,7 +151,7 @@ def test_a_cache_takes_what_the_disk_has_and_the_rest_comes_in_windows(tmp_path)
 
 
 def test_an_epoch_of_a_million_million_rows_is_priced_by_a_few_windows(tmp_path):
-    rows = replace(FACTS, num_rows=10**12)
+    rows = replace(UNTIMED, num_rows=10**12)
     # Hardly more than what a node's rows are listed in: windows are small, and many
     storage = StorageRates(disk_gbyte=22_502, node_read_gbyte_s=1)
     epochs, fed = epochs_of(
@@ -189,7 +190,7 @@ def test_a_quota_of_the_user_s_that_no_disk_has_room_for_does_not_fit(tmp_path):
 
 def test_hidden_rows_are_scored_anew_where_their_policy_does(tmp_path):
     config = load(tmp_path, "shuffle.kind=local", "importance.kind=kakurenbo")
-    epochs, fed = epochs_of(config, machine(), hidden=0.5)
+    epochs, fed = epochs_of(config, machine(), hidden_fraction=0.5)
     assert fed.scorings == 50  # of 200 rows of a replica, 4 a batch
     assert waits_of(epochs, fed, 1.0, forward_s=0.25)["refresh"] == pytest.approx(12.5)
 
@@ -216,7 +217,7 @@ def slow_machine() -> Cluster:
 
 def test_the_parts_sum_to_the_epoch_and_no_bound_is_above_it(tmp_path):
     config = load(tmp_path, "shuffle.exchange=0.5", "importance.kind=kakurenbo", text=IMAGES)
-    epochs, fed = epochs_of(config, slow_machine(), ROWS, hidden=0.3)
+    epochs, fed = epochs_of(config, slow_machine(), ROWS, hidden_fraction=0.3)
     cases = [
         (step_s, link_s * step_s, forward_s)
         for step_s, link_s, forward_s in itertools.product(
@@ -269,9 +270,9 @@ def test_a_search_of_epochs_that_prunes_finds_what_one_finds_that_does_not(tmp_p
 
 def test_epochs_come_in_another_order_where_data_sets_the_pace(tmp_path):
     # Each node of a pipeline's first stage decodes for all: without a pipeline more nodes do
-    facts = DataFacts(num_rows=160, row_bytes=1000.0)
+    data = untimed(num_rows=160, row_bytes=1000.0)
     cluster = machine(host=Host(cores=3, decode_mbyte_s=1e-4))
-    epochs = Epochs(load(tmp_path, "shuffle.kind=local"), cluster, facts, world_size=4)
+    epochs = Epochs(load(tmp_path, "shuffle.kind=local"), cluster, data, world_size=4)
     (best,) = search(
         load(tmp_path), cluster, world_size=4, global_batch_size=16, top=1, epochs=[epochs]
     ).candidates
@@ -284,18 +285,18 @@ def test_epochs_come_in_another_order_where_data_sets_the_pace(tmp_path):
 
 def test_the_data_is_given_or_counted_or_refused(tmp_path):
     config = load(tmp_path)
-    assert read_facts("1281167x110KB", load(tmp_path, text=IMAGES)).row_bytes == 110e3
-    assert read_facts("100", config) == DataFacts(num_rows=100, row_bytes=17.0)
+    assert read_data("1281167x110KB", load(tmp_path, text=IMAGES)).row_bytes == 110e3
+    assert read_data("100", config) == untimed(num_rows=100, row_bytes=17.0)
     with pytest.raises(OracleError, match=r"each row .* has 17 bytes; leave .*: --data 100$"):
-        read_facts("100x110KB", config)
+        read_data("100x110KB", config)
     for words in ("many", "12x", "x3", "0x3"):
         with pytest.raises(
             OracleError, match=r'--data is ".*", expected rows and the bytes of one'
         ):
-            read_facts(words, config)
+            read_data(words, config)
     with pytest.raises(OracleError, match=r"--data files: .*absent.txt.*; or give rows"):
-        read_facts("files", config)
+        read_data("files", config)
     text = tmp_path / "text.txt"
     text.write_text("a" * (16 * 20 + 1))
-    counted = read_facts("files", load(tmp_path, f"data.train={str(text)!r}"))
-    assert counted == DataFacts(num_rows=20, row_bytes=17.0)
+    counted = read_data("files", load(tmp_path, f"data.train={str(text)!r}"))
+    assert counted == untimed(num_rows=20, row_bytes=17.0)

@@ -81,6 +81,10 @@ class DataTimes:
     pieces: Pieces | None = None
     guessed_row_bytes: float | None = None
 
+    def core_s(self, *, batch_size: int) -> float:
+        """Compute what a core takes to decode and transform a row, of so many in a batch."""
+        return self.batch_s * self.batch_cores / batch_size
+
 
 def data_times(document: Mapping[str, Any]) -> DataTimes:
     """Make them of what `dataclasses.asdict` made of them."""

@@ -23,9 +23,9 @@ from dataio.base.errors import QuotaError
 from dataio.plan.policies import refresh_every
 from tonari.oracle.cluster.cluster import Cluster
 from tonari.oracle.epoch import STEPS, FedJob, PlannedEpoch
-from tonari.oracle.feeds import RowsOnNodes, find_source, lay_rows
+from tonari.oracle.feeds import RowsOnNodes, lay_rows
+from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.search.choices import Group
-from tonari.oracle.search.data import DataFacts
 from tonari.oracle.search.fold import OF_STEP, FoldedMachine, folded_program
 from tonari.oracle.windows import wait_for_windows
 from tonari.trainer.config.config import Config
@@ -82,24 +82,26 @@ class Epochs:
     Args:
         config: The settings, with that choice.
         cluster: The machine.
-        data: To train on.
+        data: To train on, of which no evaluation is planned.
         world_size: Ranks.
         hidden_fraction: Of the rows, that an epoch leaves out.
+        core_s: That a core takes to decode and transform a row; None: by the machine's file.
         words: The choice, for people.
         own: What the caller of `trainer.train` would bring.
     """
 
     def __init__(
-        self, config: Config, cluster: Cluster, data: DataFacts, *, world_size: int,
-        hidden_fraction: float = 0.0, words: tuple[str, ...] = (), own: Own | None = None,
+        self, config: Config, cluster: Cluster, data: DataTimes, *, world_size: int,
+        hidden_fraction: float = 0.0, core_s: float | None = None, words: tuple[str, ...] = (),
+        own: Own | None = None,
     ) -> None:  # fmt: skip
         self.words, self.hidden_fraction = words, hidden_fraction
-        self._config, self._cluster, self._data, self._own = config, cluster, data, own
+        self._config, self._cluster, self._own = config, cluster, own
+        self._data = replace(data, readers=1, evaluated_rows=0)
         self._here = min(cluster.ranks_per_node, world_size)
-        self._source = find_source(cluster.storage, probed_bytes_per_s=data.read_bytes_per_s)
         self._every = refresh_every(make_importance(config)) or 0
-        self._core_s = data.core_s or 0.0
-        if data.core_s is None and cluster.host.decode_mbyte_s is not None:
+        self._core_s = core_s or 0.0
+        if core_s is None and cluster.host.decode_mbyte_s is not None:
             self._core_s = data.row_bytes / (cluster.host.decode_mbyte_s * 1e6)
         self._fed = lru_cache(maxsize=None)(self._feed)
 
@@ -219,12 +221,11 @@ class Epochs:
         batch_s = batch_size * self._core_s / cores if cores else 0.0
         job = FedJob(
             config=config,
-            data=self._data.times(batch_s=batch_s, cores=cores),
+            data=replace(self._data, batch_s=batch_s, batch_cores=cores),
             # One of them stands for all
             rows=replace(rows, readers=rows.readers[:1]),
             machine=machine,
             storage=storage,
-            source=self._source,
             steps=(),
             evaluations=(),
             hidden_fraction=self.hidden_fraction,
@@ -238,7 +239,7 @@ class Epochs:
             exchange_s=widest * round(rows.leaving_bytes / num_steps) * exchange_byte_s,
             shares=tuple(share for _, share, _ in windows),
             reads_s=tuple(
-                self._source.seconds(num_bytes, rows.layout.num_nodes)
+                job.source.seconds(num_bytes, rows.layout.num_nodes)
                 for _, _, num_bytes in windows
             ),
             counts=tuple(count for count, _, _ in windows),
@@ -268,10 +269,8 @@ class Epochs:
             return None
 
     def _rows(self, config: Config, readers: Sequence[int], node_of: Sequence[int]) -> RowsOnNodes:
-        data = self._data
         return lay_rows(
-            config, data, readers=readers, node_of=node_of, own=self._own, pieces=data.pieces,
-            guessed_row_bytes=data.guessed_row_bytes,
+            config, self._data, readers=readers, node_of=node_of, own=self._own,
             memory_bytes=self._cluster.host.memory_bytes,
         )  # fmt: skip
 
