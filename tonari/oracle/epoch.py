@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import mul
 
 from dataio.plan.policies import refresh_every
 from tonari.oracle.cluster.cluster import StorageRates
@@ -151,14 +150,14 @@ class FedJob:
             checkpoint_s: See `PlannedEpoch`.
             spread: Likewise.
         """
-        steps = self.rows.num_steps(self.config, hidden_fraction=self.hidden_fraction)
+        steps = self.num_steps
         first_s = simulation.step_ends_s[0] - simulation.step_s
         behind_s = simulation.behind_s / len(simulation.step_ends_s)
         evaluated = self.data.evaluated_rows * (2 if self.config.optimizer.ema else 1)
         hidden_rows = self.hidden_fraction * self.data.num_rows
         every = refresh_every(make_importance(self.config)) or 0
         steps_s = steps * statistics.mean(simulation.steps_s) + max(first_s, 0.0)
-        windows_s, read_bytes = self._windows(steps_s)
+        windows_s = self.windows_s(steps_s)
         staging_s, late_rows_s = self._staging_s(), 0.0
         if self.config.data.staging.when == "overlap":
             staging_s, late_rows_s = stage_beside(staging_s, steps_s=steps_s)
@@ -166,7 +165,7 @@ class FedJob:
             steps=steps,
             train_s=steps_s + windows_s,
             windows_s=windows_s,
-            read_bytes=read_bytes,
+            read_bytes=sum(count * num_bytes for count, _, num_bytes in self._windows),
             exchange_s=steps * behind_s,
             epoch_end_s=self.data.epoch_end_s,
             refresh_s=self._scoring_s(hidden_rows) / every if every else 0.0,
@@ -188,6 +187,30 @@ class FedJob:
         """At which rows are read from where they were in the beginning."""
         return find_source(self.storage, self.data)
 
+    @cached_property
+    def num_steps(self) -> int:
+        """Optimizer steps of an epoch."""
+        return self.rows.num_steps(self.config, hidden_fraction=self.hidden_fraction)
+
+    def windows_s(self, steps_s: float) -> float:
+        """Compute for how long an epoch's steps wait for rows beyond the quota.
+
+        Args:
+            steps_s: Of the steps, where nobody waits.
+        """
+        counts, shares, num_bytes = zip(*self._windows, strict=True) if self._windows else ((),) * 3
+        num_nodes = self.rows.layout.num_nodes
+        reads_s = [self.source.seconds(one, num_nodes) for one in num_bytes]
+        return wait_for_windows(shares, reads_s, steps_s=steps_s, counts=counts)
+
+    @cached_property
+    def _windows(self) -> list[tuple[int, float, float]]:
+        """Runs of equal windows of rows beyond the quota; see `tonari.oracle.windows.Quota`."""
+        quota = self.rows.quota
+        if quota is None or not quota.missing_rows:
+            return []
+        return list(quota.runs(visible_fraction=1 - self.hidden_fraction))
+
     @property
     def _disk_bytes_per_s(self) -> float | None:
         rate = self.storage.disk_read_gbyte_s
@@ -207,18 +230,6 @@ class FedJob:
         shown = min(batches, STEPS)
         passes = simulate(self.evaluations, self.machine, feeds=feeds, steps=shown)
         return passes.step_ends_s[-1] + (batches - shown) * passes.step_s
-
-    def _windows(self, steps_s: float) -> tuple[float, float]:
-        """Price the rows beyond the quota: seconds that steps wait, and bytes of a node."""
-        quota = self.rows.quota
-        if quota is None or not quota.missing_rows:
-            return 0.0, 0.0
-        runs = list(quota.runs(visible_fraction=1 - self.hidden_fraction))
-        num_nodes = self.rows.layout.num_nodes
-        counts, shares, num_bytes = zip(*runs, strict=True) if runs else ((), (), ())
-        reads_s = [self.source.seconds(one, num_nodes) for one in num_bytes]
-        waits_s = wait_for_windows(shares, reads_s, steps_s=steps_s, counts=counts)
-        return waits_s, sum(map(mul, counts, num_bytes))
 
     def _staging_s(self) -> float:
         return stage_s(

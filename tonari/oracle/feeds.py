@@ -14,7 +14,7 @@ from dataio.store.quota import Need
 from shuffle import Partial
 from shuffle.ring import crossing_fraction
 from tonari.oracle.cluster.cluster import StorageRates
-from tonari.oracle.costs import Cost, Feed, Machine
+from tonari.oracle.costs import Feed, Machine, TaskCost
 from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.probe.messages import EXCHANGE
 from tonari.oracle.windows import Quota, share_quota
@@ -248,7 +248,7 @@ def make_feeds(
         cores = machine.cores(rank)
         # What was timed includes what readers do to one another
         crowd = machine.slowdown(cores, data.readers * data.batch_cores)
-        sends: tuple[Cost, ...] = ()
+        sends: tuple[TaskCost, ...] = ()
         if per_step:
             # As far along the ring as there are replicas on a node: to another one
             partner = rows.readers[(number + rows.layout.widest) % len(rows.readers)]
@@ -268,7 +268,7 @@ def make_feeds(
         one_s = max(seconds for _, seconds, _ in parts)
         asked = [part for part in parts if part[2]]
         feeds[rank] = Feed(
-            batch=Cost(
+            batch=TaskCost(
                 one_s * accumulate,
                 demands=tuple((resource, demand_s / one_s) for resource, _, demand_s in asked),
                 busy=tuple(seconds / one_s for _, seconds, _ in asked),

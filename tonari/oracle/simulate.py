@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tonari.oracle.costs import Cost, Feed, Machine, Resource
+from tonari.oracle.costs import Feed, Machine, Resource, TaskCost
 from tonari.oracle.errors import OracleError
 from tonari.oracle.record import Message
 from tonari.oracle.stopwatch import Timed
@@ -102,8 +102,8 @@ class _Task:
 
     Attributes:
         left_s: Of what it takes by itself, as of `since_s`.
-        demands: See `Cost`.
-        busy: Of each demand, see `Cost`.
+        demands: See `TaskCost`.
+        busy: Of each demand, see `TaskCost`.
         then: What comes after it.
     """
 
@@ -140,7 +140,7 @@ class _Loader:
     ready: int = 0
     is_busy: bool = False
     is_awaited: bool = False
-    sends: list[Cost] = field(default_factory=list)
+    sends: list[TaskCost] = field(default_factory=list)
     sending: _Task | None = None
 
 
@@ -326,7 +326,7 @@ class _Run:
 
     # Tasks
 
-    def _start(self, cost: Cost, then: Callable[[], None]) -> _Task:
+    def _start(self, cost: TaskCost, then: Callable[[], None]) -> _Task:
         busy = cost.busy or (1.0,) * len(cost.demands)
         task = _Task(cost.seconds, cost.demands, busy, then, since_s=self._now_s)
         for (resource, demand), share in zip(cost.demands, busy, strict=True):

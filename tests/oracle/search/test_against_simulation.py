@@ -20,7 +20,7 @@ from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.probe.probe import Probe, step_settings
 from tonari.oracle.record import Message, Wait
 from tonari.oracle.search.choices import Group
-from tonari.oracle.search.epoch import Epochs, Fed
+from tonari.oracle.search.epoch import Epochs, FeedTimes
 from tonari.oracle.stopwatch import Timed
 from tonari.trainer.config.config import Config
 
@@ -45,7 +45,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def both(
     config: Config, cluster: Cluster, data: DataTimes, *, ranks: int, computing_s: float,
     hidden: float,
-) -> tuple[PlannedEpoch, Epochs, Fed, float]:  # fmt: skip
+) -> tuple[PlannedEpoch, Epochs, FeedTimes, float]:  # fmt: skip
     """Plan a job by simulation, and price it; the last is what its gradients keep the link for."""
     world_size = cluster.world_size
     message = Message("all_reduce", tuple(range(world_size)), GRADIENT_BYTES)
@@ -133,7 +133,7 @@ def hold_price_to_plan(
     assert folded.refresh_s == pytest.approx(planned.refresh_s, rel=1e-4)
     assert folded.unstaged_s == pytest.approx(planned.unstaged_s, rel=1e-4)
     assert folded.epoch_s == pytest.approx(planned.epoch_s, rel=1e-4)
-    assert fed.num_steps * step_s + sum(waits_s.values()) == pytest.approx(folded.epoch_s)
+    assert folded.steps * step_s + sum(waits_s.values()) == pytest.approx(folded.epoch_s)
     assert epochs.floor_s(fed, step_s, FORWARD_S) <= folded.epoch_s
 
 

@@ -17,7 +17,7 @@ from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.search import search as search_module
 from tonari.oracle.search.choices import Group
 from tonari.oracle.search.data import read_data, untimed
-from tonari.oracle.search.epoch import Epochs, Fed
+from tonari.oracle.search.epoch import Epochs, FeedTimes
 from tonari.oracle.search.search import _prepare, search
 from tonari.plan.search import search_words
 from tonari.trainer.config.config import Config
@@ -33,7 +33,7 @@ def machine(*, host: Host | None = None, storage: StorageRates | None = None) ->
 
 def epochs_of(
     config: Config, cluster: Cluster, data: DataTimes = UNTIMED, **given: Any
-) -> tuple[Epochs, Fed]:
+) -> tuple[Epochs, FeedTimes]:
     epochs = Epochs(config, cluster, data, world_size=4, **given)
     fed = epochs.fed(GROUP)
     assert fed is not None
@@ -41,7 +41,7 @@ def epochs_of(
 
 
 def waits_of(
-    epochs: Epochs, fed: Fed, step_s: float, *, link_s: float = 0.0, forward_s: float = 0.0
+    epochs: Epochs, fed: FeedTimes, step_s: float, *, link_s: float = 0.0, forward_s: float = 0.0
 ) -> dict[str, float]:
     planned, waits_s = epochs.plan(fed, step_s, link_s, forward_s)
     assert epochs.floor_s(fed, step_s, forward_s) <= planned.epoch_s
@@ -50,7 +50,7 @@ def waits_of(
 
 def test_without_limits_an_epoch_is_its_steps(tmp_path):
     epochs, fed = epochs_of(load(tmp_path, "shuffle.kind=local"), machine())
-    assert fed.num_steps == 100
+    assert fed.job.num_steps == 100
     assert epochs.plan(fed, 0.5, 0.1, 0.1)[0].epoch_s == pytest.approx(50)
     assert not any(waits_of(epochs, fed, 0.5, link_s=0.1, forward_s=0.1).values())
     assert epochs.settings(fed, 0.5) == ()
@@ -61,7 +61,7 @@ def test_without_limits_an_epoch_is_its_steps(tmp_path):
 
 def test_rows_that_leave_pass_while_a_step_computes_and_share_the_link_with_its_messages(tmp_path):
     epochs, fed = epochs_of(load(tmp_path, "shuffle.exchange=1"), machine())
-    busy_s, num = fed.exchange_s, fed.num_steps
+    busy_s, num = fed.exchange_s, fed.job.num_steps
 
     def exchange_of(step_s: float, link_s: float) -> float:
         waits_s = waits_of(epochs, fed, step_s * busy_s, link_s=link_s * busy_s)
@@ -78,7 +78,7 @@ def test_rows_on_their_way_wait_for_the_link_of_their_node(tmp_path):
     config = load(tmp_path, "shuffle.exchange=1")
     _, fed = epochs_of(config, machine())
     # 400 rows of each of a node's two replicas over 0.05e9 bytes/s
-    assert fed.exchange_s * fed.num_steps == pytest.approx(2 * 400 * 1000 / 0.05e9)
+    assert fed.exchange_s * fed.job.num_steps == pytest.approx(2 * 400 * 1000 / 0.05e9)
     alone = load(tmp_path, "shuffle.exchange=0")
     assert epochs_of(alone, machine())[1].exchange_s == 0
     one_node = Epochs(config, machine(), UNTIMED, world_size=2).fed(Group((1, 2, 1, 1, 1), 8, 1))
@@ -143,10 +143,12 @@ def test_a_cache_takes_what_the_disk_has_and_the_rest_comes_in_windows(tmp_path)
     epochs, fed = epochs_of(config, machine(storage=small), ROWS)
     assert fed.quota == 40_000_000
     assert epochs.settings(fed, 0.1) == ("data.cache.quota=40000000",)
-    assert sum(map(mul, fed.counts, fed.shares)) == pytest.approx(1.0)
+    assert fed.job.rows.quota is not None
+    counts, shares, _ = zip(*fed.job.rows.quota.runs(), strict=True)
+    assert sum(map(mul, counts, shares)) == pytest.approx(1.0)
     assert waits_of(epochs, fed, 0.1)["windows"] > 0
     epochs, fed = epochs_of(config, machine(storage=StorageRates(disk_gbyte=1)), ROWS)
-    assert (fed.quota, fed.shares) == (0, ())
+    assert (fed.quota, fed.job.rows.quota) == (0, None)
     assert epochs.plan(fed, 0.1, 0.0, 0.0)[0].staging_s == 0
 
 
@@ -157,8 +159,10 @@ def test_an_epoch_of_a_million_million_rows_is_priced_by_a_few_windows(tmp_path)
     epochs, fed = epochs_of(
         load(tmp_path, "shuffle.kind=local", text=IMAGES), machine(storage=storage), rows
     )
-    assert sum(fed.counts) > 10_000
-    assert len(fed.shares) < 60
+    assert fed.job.rows.quota is not None
+    runs = list(fed.job.rows.quota.runs())
+    assert sum(count for count, *_ in runs) > 10_000
+    assert len(runs) < 60
     assert waits_of(epochs, fed, 1e-6)["windows"] > 0
 
 
@@ -227,7 +231,7 @@ def test_the_parts_sum_to_the_epoch_and_no_bound_is_above_it(tmp_path):
     for case in cases:
         planned, waits_s = epochs.plan(fed, *case)
         whole_s, (step_s, _, forward_s) = planned.epoch_s, case
-        assert fed.num_steps * step_s + sum(waits_s.values()) == pytest.approx(whole_s)
+        assert fed.job.num_steps * step_s + sum(waits_s.values()) == pytest.approx(whole_s)
         for bound_s, _, bound_forward_s in cases:
             if bound_s <= step_s and bound_forward_s <= forward_s:
                 assert epochs.floor_s(fed, bound_s, bound_forward_s) <= whole_s

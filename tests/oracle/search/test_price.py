@@ -48,7 +48,7 @@ def pricing_of(parts: Parts, tmp_path: Path):
 
 
 def price(pricing: Pricing, group: Group, variant: Variant = ONE) -> dict[str, float]:
-    return pricing.pipeline_s(group, variant) | pricing.rest_s(group, variant)
+    return pricing.parts_s(group, variant)
 
 
 def test_work_is_operations_over_a_rate_then_bytes_over_a_rate_and_a_launch_each():

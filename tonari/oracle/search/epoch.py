@@ -27,7 +27,6 @@ from tonari.oracle.feeds import RowsOnNodes, lay_rows
 from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.search.choices import Group
 from tonari.oracle.search.fold import OF_STEP, FoldedMachine, folded_program
-from tonari.oracle.windows import wait_for_windows
 from tonari.trainer.config.config import Config
 from tonari.trainer.run.build import make_importance
 from tonari.trainer.run.own import Own
@@ -36,20 +35,16 @@ ROUNDING = 1e-9
 """Share of a time by which sums differ that are added up in another order."""
 
 
-class Fed(NamedTuple):
+class FeedTimes(NamedTuple):
     """What the data asks of an epoch, where rows lie on nodes in one way.
 
     Attributes:
         job: What a plan is made of, but for the steps.
         machine: That it is simulated on, but for the steps' messages.
-        num_steps: Of the optimizer.
         decode_s: Of a step's batches, with as many threads as there may be; and of reading those
             beyond the quota.
         disk_s: Of the same, read from the node's disk.
         exchange_s: For which a step's leaving rows keep the busiest link.
-        shares: Of the steps that each window of rows beyond the quota is for.
-        reads_s: What each takes to be read.
-        counts: How many of each come one after another.
         scorings: Batches of hidden rows that are scored anew, of a replica, on average.
         quota: As `NodeCache` takes it; 0: all rows lie in the cache, or the settings have one.
         batch_core_s: Of a step's batches on one core.
@@ -58,13 +53,9 @@ class Fed(NamedTuple):
 
     job: FedJob
     machine: FoldedMachine
-    num_steps: int
     decode_s: float
     disk_s: float
     exchange_s: float
-    shares: tuple[float, ...]
-    reads_s: tuple[float, ...]
-    counts: tuple[int, ...]
     scorings: float
     quota: int
     batch_core_s: float
@@ -110,12 +101,12 @@ class Epochs:
         """Rows that an epoch trains."""
         return self._data.num_rows * (1 - self.hidden_fraction)
 
-    def fed(self, group: Group) -> Fed | None:
+    def fed(self, group: Group) -> FeedTimes | None:
         """Find what a group's data asks for; None: its caches do not fit on the nodes' disks."""
         _, dp_replicate, dp_shard, cp, tp = group.sizes
         return self._fed(dp_replicate * dp_shard, cp * tp, group.batch_size)
 
-    def floor_s(self, fed: Fed, step_s: float, forward_s: float = 0.0) -> float:
+    def floor_s(self, fed: FeedTimes, step_s: float, forward_s: float = 0.0) -> float:
         """Bound an epoch from below: of bounds of the arguments, it is one of the epoch.
 
         A simulated step takes no less than it takes alone, and steps in a row no less than their
@@ -130,15 +121,14 @@ class Epochs:
         counted, made_s, exchange_s = STEPS - 1, fed.made_s, fed.exchange_s
         made_at_least_s = made_s - exchange_s / counted
         sent_at_least_s = (counted * exchange_s - made_s) / STEPS
-        steps_s = fed.num_steps * max(step_s, made_at_least_s, sent_at_least_s)
-        if fed.shares:
-            steps_s += wait_for_windows(fed.shares, fed.reads_s, steps_s=steps_s, counts=fed.counts)
+        steps_s = fed.job.num_steps * max(step_s, made_at_least_s, sent_at_least_s)
+        steps_s += fed.job.windows_s(steps_s)
         read_s = fed.disk_s / self._config.optimizer.accumulate
         scored_s = fed.scorings * max(forward_s, fed.job.data.batch_s, read_s)
         return (steps_s + scored_s + self._data.epoch_end_s) * (1 - ROUNDING)
 
     def plan(
-        self, fed: Fed, step_s: float, link_s: float, forward_s: float
+        self, fed: FeedTimes, step_s: float, link_s: float, forward_s: float
     ) -> tuple[PlannedEpoch, dict[str, float]]:
         """Plan an epoch.
 
@@ -175,7 +165,7 @@ class Epochs:
             "refresh": epoch.refresh_s,
         }
 
-    def settings(self, fed: Fed, step_s: float) -> tuple[str, ...]:
+    def settings(self, fed: FeedTimes, step_s: float) -> tuple[str, ...]:
         """List what is chosen freely: the cache's size, and threads that keep up with the steps."""
         found = [f"data.cache.quota={fed.quota}"] * bool(fed.quota)
         if fed.most_threads and fed.batch_core_s and not self._own_threads:
@@ -188,7 +178,7 @@ class Epochs:
         workers = self._config.data.workers
         return workers.processes or workers.threads or 0
 
-    def _feed(self, replicas: int, inner: int, batch_size: int) -> Fed | None:
+    def _feed(self, replicas: int, inner: int, batch_size: int) -> FeedTimes | None:
         config = replace(self._config, data=replace(self._config.data, batch_size=batch_size))
         laid = self._lay(config, range(0, replicas * inner, inner))
         if laid is None:
@@ -203,11 +193,9 @@ class Epochs:
             cores = max(host.cores - self._here, 1) / widest
             cores = min(cores, self._own_threads or cores)
         disk = storage.disk_read_gbyte_s
-        windows, reading_s = [], 0.0
+        reading_s = 0.0
         if rows.quota is not None:
-            visible = 1 - self.hidden_fraction
-            windows = [*rows.quota.runs(visible_fraction=visible)]
-            reading_s = rows.quota.reading_s(visible_fraction=visible)
+            reading_s = rows.quota.reading_s(visible_fraction=1 - self.hidden_fraction)
         hidden = self.hidden_fraction * self._data.num_rows / replicas
         exchange_s = self._exchange_s(rows, inner)
         exchange_byte_s = exchange_s / widest / rows.leaving_bytes if exchange_s else 0.0
@@ -230,19 +218,12 @@ class Epochs:
             evaluations=(),
             hidden_fraction=self.hidden_fraction,
         )
-        return Fed(
+        return FeedTimes(
             job=job,
             machine=machine,
-            num_steps=num_steps,
             decode_s=batch_s * config.optimizer.accumulate + reading_s / num_steps,
             disk_s=0.0 if disk is None else widest * step_rows * rows.disk_row_bytes / disk / 1e9,
             exchange_s=widest * round(rows.leaving_bytes / num_steps) * exchange_byte_s,
-            shares=tuple(share for _, share, _ in windows),
-            reads_s=tuple(
-                job.source.seconds(num_bytes, rows.layout.num_nodes)
-                for _, _, num_bytes in windows
-            ),
-            counts=tuple(count for count, _, _ in windows),
             scorings=math.ceil(hidden / batch_size) / self._every if self._every else 0.0,
             quota=quota,
             batch_core_s=step_rows * self._core_s,

@@ -7,7 +7,7 @@ machine on which everything that they share is asked for by as many at once.
 import math
 from dataclasses import dataclass
 
-from tonari.oracle.costs import Cost, Resource
+from tonari.oracle.costs import Resource, TaskCost
 from tonari.oracle.probe.messages import EXCHANGE
 from tonari.oracle.record import Message, Wait
 from tonari.oracle.stopwatch import Timed
@@ -26,7 +26,7 @@ class FoldedMachine:
         readers: Of a node.
         ranks: Of a node, each of which computes on a core.
         replicas: Of the job.
-        cores: Of a node; infinite: nobody counted them.
+        cores_of_node: Infinite: nobody counted them.
         link_s: For which a step's messages keep the node's link.
         exchange_byte_s: For which a byte of one reader's leaving rows keeps it.
     """
@@ -42,15 +42,15 @@ class FoldedMachine:
         """Name the processors of the node."""
         return ("cores",)
 
-    def compute(self, rank: int, seconds: float) -> Cost:
+    def compute(self, rank: int, seconds: float) -> TaskCost:
         """Price computation: one core of each rank."""
-        return Cost(seconds, ((self.cores(rank), self.ranks / self.readers),))
+        return TaskCost(seconds, ((self.cores(rank), self.ranks / self.readers),))
 
-    def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> Cost:
+    def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> TaskCost:
         """Price rows that leave, or the messages of a step, which are one for all readers."""
         if kind == EXCHANGE:
-            return Cost(num_bytes * self.exchange_byte_s, ((LINK, 1.0),))
-        return Cost(self.link_s, ((LINK, 1.0 / self.readers),))
+            return TaskCost(num_bytes * self.exchange_byte_s, ((LINK, 1.0),))
+        return TaskCost(self.link_s, ((LINK, 1.0 / self.readers),))
 
     def slowdown(self, resource: Resource, demand: float) -> float:
         """Compute how many times longer everything lasts, where each reader asks for so much."""

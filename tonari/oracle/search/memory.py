@@ -5,7 +5,7 @@ from operator import mul
 
 from tonari.oracle.search.choices import Choices, Group, Variant
 from tonari.oracle.search.parts import Parts
-from tonari.oracle.search.price import Holder, Pricing
+from tonari.oracle.search.price import PipelineRanks, Pricing
 from tonari.trainer.config.config import Config
 from tonari.trainer.mesh.place import num_stages
 from tonari.trainer.mesh.recompute import Checkpointing
@@ -117,7 +117,7 @@ class MemoryOf:
 
     def _floor_of_parameters(self, pp: int, tp: int, shards: int) -> Memory:
         counts = self.parts.counts(range(len(self.parts.kind_of_block)), first=True, last=True)
-        whole = self._count(Holder(0, counts, ()), tp, shards)
+        whole = self._count(PipelineRanks(0, counts, ()), tp, shards)
         # The fullest of a pipeline's ranks holds the mean of them at least
         mean = Counted(whole=whole.whole // pp, own=whole.own // pp, largest_block=0)
         layout = RunLayout(sizes=(pp, 1, shards, 1, tp), num_stages=pp, microbatches=1)
@@ -131,7 +131,7 @@ class MemoryOf:
             pp_rank=0,
         )
 
-    def _count(self, holder: Holder, tp: int, shards: int) -> Counted:
+    def _count(self, holder: PipelineRanks, tp: int, shards: int) -> Counted:
         pairs = [*zip(holder.counts, self.parts.all, strict=True)]
         own = sum(count * part.num_parameters(tp, shards) for count, part in pairs)
         return Counted(
@@ -144,7 +144,7 @@ class MemoryOf:
         )
 
     def _stored_bytes(
-        self, holder: Holder, rows: int, cp: int, checkpointing: Checkpointing, blocks: int,
+        self, holder: PipelineRanks, rows: int, cp: int, checkpointing: Checkpointing, blocks: int,
         swaps: int,
     ) -> int:  # fmt: skip
         counts, stages = holder.without(self.parts, swaps)
@@ -155,7 +155,9 @@ class MemoryOf:
             stored += redone * part.stored(rows, checkpointing)
         return stored // cp
 
-    def _swapped_bytes(self, holder: Holder, rows: int, cp: int, swaps: int) -> tuple[int, int]:
+    def _swapped_bytes(
+        self, holder: PipelineRanks, rows: int, cp: int, swaps: int
+    ) -> tuple[int, int]:
         """Count what a rank swaps of a microbatch, and what of it is on the device at a time."""
         of_stages = [self.parts.swapped(order, swaps) for order in holder.orders]
         each = [part.stored(rows, "none") // cp for part in self.parts.kinds]

@@ -60,7 +60,7 @@ class Work(NamedTuple):
     operators: float = 0.0
 
 
-class Sent(NamedTuple):
+class SentMessage(NamedTuple):
     """A message of a pass, along one axis; see `tonari.oracle.record.Message` for the bytes."""
 
     kind: str
@@ -71,7 +71,7 @@ class Pass(NamedTuple):
     """One way over a part: its work, and its messages along the axis that it is split over."""
 
     work: Work
-    sent: tuple[Sent, ...] = ()
+    sent: tuple[SentMessage, ...] = ()
 
 
 class Passes(NamedTuple):
@@ -442,7 +442,7 @@ def _kept(part: StagedModel, *, recomputes: bool = False) -> tuple[int, int]:
 
 
 def _pass(events: Sequence[Event]) -> Pass:
-    sent = [Sent(e.kind, float(e.num_bytes)) for e in events if isinstance(e, Message)]
+    sent = [SentMessage(e.kind, float(e.num_bytes)) for e in events if isinstance(e, Message)]
     return Pass(_work([e for e in events if isinstance(e, Operator)]), tuple(sent))
 
 

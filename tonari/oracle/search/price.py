@@ -30,7 +30,7 @@ from typing import NamedTuple
 from tonari.oracle.cluster.cluster import Cluster, Device
 from tonari.oracle.cluster.links import Route, lay_route
 from tonari.oracle.search.choices import Group, Variant
-from tonari.oracle.search.parts import Parts, Passes, Sent, Work
+from tonari.oracle.search.parts import Parts, Passes, SentMessage, Work
 from tonari.trainer.config.config import Config
 from tonari.trainer.mesh.parallelize import stage_blocks
 from tonari.trainer.mesh.place import LOOPED, SPLIT, Schedule, num_stages, stages_of
@@ -40,7 +40,7 @@ UPDATE_ACCESSES = {"sgd": 5, "adamw": 7}
 """Numbers that an update reads and writes for each parameter; of another optimizer, as AdamW."""
 
 
-class Holder(NamedTuple):
+class PipelineRanks(NamedTuple):
     """Ranks of a pipeline that hold as much.
 
     Attributes:
@@ -68,7 +68,7 @@ class Holder(NamedTuple):
         return (*self.counts[:2], *map(sum, zip(*stages, strict=True))), stages
 
 
-class Times(NamedTuple):
+class MicrobatchTimes(NamedTuple):
     """Seconds of one microbatch on a rank, or of a part of it.
 
     Attributes:
@@ -223,16 +223,20 @@ class Pricing:
             "cp": passes * (times.cp_forward_s + times.cp_backward_s),
         }
 
-    def rest_s(self, group: Group, variant: Variant) -> dict[str, float]:
-        """Price what `pipeline_s` leaves: ``"dp"``, ``"pp"``, ``"update"`` and ``"offload"``."""
+    def parts_s(self, group: Group, variant: Variant) -> dict[str, float]:
+        """Price a step: to `pipeline_s` come ``"dp"``, ``"pp"``, ``"update"`` and ``"offload"``."""
         times = self._times(group, variant)
         own = self._own_parameters(group, variant) if variant.offload else 0
-        return {
+        return self.pipeline_s(group, variant) | {
             "dp": self._dp_s(group, variant, times),
             "pp": self._pp_s(group, variant),
             "update": self._update_s(group, variant),
             "offload": self._offload_s(group, own),
         }
+
+    def step_s(self, group: Group, variant: Variant) -> float:
+        """Price a step, in all."""
+        return sum(self.parts_s(group, variant).values())
 
     def messages_s(self, group: Group, variant: Variant) -> float:
         """Price messages of dp and pp.
@@ -267,7 +271,7 @@ class Pricing:
     def _passes(self, group: Group) -> int:
         return group.microbatches * self._config.optimizer.accumulate
 
-    def _times(self, group: Group, variant: Variant) -> Times:
+    def _times(self, group: Group, variant: Variant) -> MicrobatchTimes:
         pp, _, _, cp, tp = group.sizes
         rows = group.batch_size // group.microbatches
         # A backward pass that goes twice over a stage computes it again twice
@@ -288,7 +292,7 @@ class Pricing:
     def _find_slowest(
         self, pp: int, cut: tuple[Schedule, int], rows: int, cp: int, tp: int,
         checkpointing: str, blocks: int, sequential: bool, repeats: int, swaps: int,
-    ) -> Times:  # fmt: skip
+    ) -> MicrobatchTimes:  # fmt: skip
         found = []
         for holder in self.holders(pp, *cut):
             _, stages = holder.without(self.parts, swaps)
@@ -301,7 +305,7 @@ class Pricing:
             ]
             counts = [count for count, _ in each]
             fields = zip(*(times for _, times in each), strict=True)
-            times = Times(*(sum(map(mul, counts, field)) for field in fields))
+            times = MicrobatchTimes(*(sum(map(mul, counts, field)) for field in fields))
             if swaps:
                 out_s = back_s = 0.0
                 for order, stage in zip(holder.orders, stages, strict=True):
@@ -341,7 +345,7 @@ class Pricing:
     def _time_part(
         self, number: int, rows: int, cp: int, tp: int, checkpointing: str, sequential: bool,
         repeats: int,
-    ) -> Times:  # fmt: skip
+    ) -> MicrobatchTimes:  # fmt: skip
         part, own_rows = self.parts.all[number], rows / cp
         works: tuple[Callable[[Passes], Work], ...] = (
             lambda each: each.forward.work,
@@ -369,12 +373,12 @@ class Pricing:
                 sum(self._cp_message_s(each, rows, cp, tp, part.cp) for each in way.sent)
                 for way in (part.apart.forward, part.apart.backward)
             )
-        return Times(
+        return MicrobatchTimes(
             forward_s, backward_s, again_s, tp_s[0], tp_s[1] + again * tp_s[0], cp_s[0],
             cp_s[1] + again * cp_s[0],
         )  # fmt: skip
 
-    def _cp_message_s(self, sent: Sent, rows: int, cp: int, tp: int, traced: int) -> float:
+    def _cp_message_s(self, sent: SentMessage, rows: int, cp: int, tp: int, traced: int) -> float:
         # What a rank sends to all others shrinks with its part of the sequence
         whole = sent.num_bytes * (traced if sent.kind == "all_to_all" else 1) * rows / tp
         return self.route(sent.kind, tp, cp).seconds(int(whole))
@@ -390,9 +394,9 @@ class Pricing:
             for way in ways
         )
 
-    def _holders(self, pp: int, schedule: Schedule, virtual: int) -> tuple[Holder, ...]:
+    def _holders(self, pp: int, schedule: Schedule, virtual: int) -> tuple[PipelineRanks, ...]:
         stages, blocks = num_stages(pp, schedule, virtual), len(self.parts.kind_of_block)
-        found: dict[object, Holder] = {}
+        found: dict[object, PipelineRanks] = {}
         for pp_rank in range(pp):
             own = stages_of(pp_rank, pp, schedule, virtual)
             numbers = [[*stage_blocks(stage, stages, num_blocks=blocks)] for stage in own]
@@ -407,7 +411,7 @@ class Pricing:
                 tuple(self.parts.kind_of_block[number] for number in each) for each in numbers
             )
             key = counts, tuple(sorted(orders))
-            found.setdefault(key, Holder(pp_rank, counts, of_stages, orders))
+            found.setdefault(key, PipelineRanks(pp_rank, counts, of_stages, orders))
         return tuple(found.values())
 
     def _route(self, kind: str, stride: int, count: int) -> Route:
@@ -439,7 +443,7 @@ class Pricing:
         # Forward and back, past each of the rank's stages, and until the first one has arrived
         return 2 * one_s * (self._passes(group) * stages + pp - 1)
 
-    def _dp_s(self, group: Group, variant: Variant, times: Times) -> float:
+    def _dp_s(self, group: Group, variant: Variant, times: MicrobatchTimes) -> float:
         gather_s, scatter_s, reduce_s, ends_s = self._dp_messages(group.sizes, variant.cut)
         if group.sizes[0] > 1:
             first_s = times.whole_forward_s

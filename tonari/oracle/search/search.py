@@ -12,7 +12,7 @@ from tonari.oracle.cluster.cluster import Cluster, Device
 from tonari.oracle.epoch import PlannedEpoch
 from tonari.oracle.errors import OracleError
 from tonari.oracle.search.choices import Choices, Group, Variant, overrides
-from tonari.oracle.search.epoch import Epochs, Fed
+from tonari.oracle.search.epoch import Epochs, FeedTimes
 from tonari.oracle.search.memory import MemoryOf
 from tonari.oracle.search.parts import WHOLE, Parts
 from tonari.oracle.search.price import Pricing
@@ -109,7 +109,7 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.9g}")
 
 
-class _Found:
+class _Fastest:
     """The best so far, and what became of all."""
 
     def __init__(self, top: int, *, capacity_bytes: int) -> None:
@@ -177,7 +177,7 @@ def search(
     bounded = [(pricing.floor_s(group), group) for group in choices.groups()]
     every = []
     for each in epochs or (None,):
-        found = _Found(top, capacity_bytes=capacity_bytes)
+        found = _Fastest(top, capacity_bytes=capacity_bytes)
         _search_one(bounded, choices, pricing, memory_of, found, each, prunes=prunes)
         every.append(found)
     if not any(found.priced for found in every):
@@ -210,7 +210,7 @@ def search(
 
 def _search_one(
     bounded: Sequence[tuple[float, Group]], choices: Choices, pricing: Pricing,
-    memory_of: MemoryOf, found: _Found, epochs: Epochs | None, *, prunes: bool,
+    memory_of: MemoryOf, found: _Fastest, epochs: Epochs | None, *, prunes: bool,
 ) -> None:  # fmt: skip
     """Price configurations group by group, those of the lowest bound first."""
     feeds = {group: epochs.fed(group) for _, group in bounded} if epochs else {}
@@ -229,7 +229,7 @@ def _search_one(
             found.pruned += len(variants)
         else:
             given = (epochs, fed) if epochs and fed else None
-            _Prices(group, given, choices, pricing, memory_of, found, prunes).add(variants)
+            _GroupSearch(group, given, choices, pricing, memory_of, found, prunes).add(variants)
 
 
 def estimate(
@@ -250,7 +250,7 @@ def estimate(
         mesh.schedule, mesh.virtual if mesh.schedule in LOOPED else 1, mesh.checkpointing,
         mesh.sequence_parallel, mesh.checkpointing_blocks, mesh.offload, mesh.swap_blocks,
     )  # fmt: skip
-    parts_s = pricing.pipeline_s(group, variant) | pricing.rest_s(group, variant)
+    parts_s = pricing.parts_s(group, variant)
     chosen = Chosen(group, variant, sum(parts_s.values()), parts_s, memory_of(group, variant))
     return _candidate(chosen, parts_s, rows=rows, num_nodes=num_nodes)
 
@@ -289,15 +289,15 @@ def _fewest(sizes: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
-class _Prices:
+class _GroupSearch:
     """Prices the configurations of one group, and remembers the best."""
 
     group: Group
-    data: tuple[Epochs, Fed] | None
+    data: tuple[Epochs, FeedTimes] | None
     choices: Choices
     pricing: Pricing
     memory_of: MemoryOf
-    found: _Found
+    found: _Fastest
     prunes: bool
 
     def add(self, variants: Sequence[Variant]) -> None:
@@ -393,10 +393,7 @@ class _Prices:
         return self.memory_of.has_room(self.group, variant)
 
     def _busy_s(self, variant: Variant) -> float:
-        group, pricing = self.group, self.pricing
-        return sum(pricing.pipeline_s(group, variant).values()) + sum(
-            pricing.rest_s(group, variant).values()
-        )
+        return self.pricing.step_s(self.group, variant)
 
     def _fits(self, variant: Variant) -> bool:
         return self.memory_of(self.group, variant) <= self.found.capacity_bytes
@@ -426,7 +423,7 @@ class _Prices:
 
     def _price(self, variant: Variant) -> Chosen:
         group, pricing = self.group, self.pricing
-        parts_s = pricing.pipeline_s(group, variant) | pricing.rest_s(group, variant)
+        parts_s = pricing.parts_s(group, variant)
         step_s, memory_bytes = sum(parts_s.values()), self.memory_of(group, variant)
         if not self.data:
             return Chosen(group, variant, step_s, parts_s, memory_bytes)
@@ -468,7 +465,7 @@ def _least(
 
 
 def _nothing(
-    found: _Found, choices: Choices, memory_of: MemoryOf, cluster: Cluster, *, offloads: bool,
+    found: _Fastest, choices: Choices, memory_of: MemoryOf, cluster: Cluster, *, offloads: bool,
     swaps: bool, world_size: int, rows: int,
 ) -> OracleError:  # fmt: skip
     if not found.legal:
