@@ -55,7 +55,7 @@ def test_a_plan_is_scaled_part_by_part_and_keeps_what_the_run_has_not(tmp_path: 
     assert (scaled.train_s, scaled.evaluation_s, scaled.checkpoint_s) == (150.0, 10.0, 5.0)
     assert (scaled.exchange_s, scaled.epoch_end_s, scaled.staging_s) == (10.0, 1.0, 50.0)
     assert scaled.epoch_s == 176.0
-    # Steps and evaluation by the spread of steps; the rest has none
+    # Steps and evaluation by the spread of steps; the others have none
     assert learned.range_s(PLAN) == (75 + 5 + 16, 300 + 20 + 16)
 
 

@@ -135,7 +135,7 @@ def test_a_message_takes_cores_from_computation():
     bench = Bench(num_cores=1, takes=((("cores",), 1.0),))
     pair = [program(rank, together(0, 1), Wait(0)) for rank in (0, 1)]
     found = simulate([*pair, program(2, 2.0)], bench, steps=1)
-    # Both at half the pace: the message ends after two seconds, the rest has a core to itself
+    # Both at half the pace: the message ends after two seconds, what remains has a core to itself
     assert found.step_ends_s == (3.0,)
 
 

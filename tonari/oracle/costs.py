@@ -1,4 +1,4 @@
-"""What tasks take, and of what: the words between a simulation and a machine. Pure."""
+"""What tasks take, and of what: what a simulation and a machine exchange. Pure."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -39,7 +39,7 @@ class Machine(Protocol):
         ...
 
     def slowdown(self, resource: Resource, demand: float) -> float:
-        """Say how many times longer tasks last that together ask for this much, >= 1."""
+        """Compute how many times longer tasks last that together ask for this much, >= 1."""
         ...
 
 

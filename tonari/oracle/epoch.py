@@ -148,7 +148,7 @@ class FedJob:
         Args:
             simulation: By `simulate`.
             checkpoint_s: See `PlannedEpoch`.
-            spread: Likewise.
+            spread: See `PlannedEpoch`.
         """
         steps = self.num_steps
         first_s = simulation.step_ends_s[0] - simulation.step_s
@@ -165,7 +165,7 @@ class FedJob:
             steps=steps,
             train_s=steps_s + windows_s,
             windows_s=windows_s,
-            read_bytes=sum(count * num_bytes for count, _, num_bytes in self._windows),
+            read_bytes=sum((count * num_bytes for count, _, num_bytes in self._windows), 0.0),
             exchange_s=steps * behind_s,
             epoch_end_s=self.data.epoch_end_s,
             refresh_s=self._scoring_s(hidden_rows) / every if every else 0.0,

@@ -84,7 +84,7 @@ class OneNode:
         return TaskCost(seconds / self.slowdown(("cores",), cores), ((("cores",), cores),))
 
     def slowdown(self, resource: Resource, demand: float) -> float:
-        """Say how much longer everything lasts on a node of which this many cores are wanted.
+        """Compute how much longer everything lasts on a node of which this many cores are wanted.
 
         Of anything else, there is one.
         """

@@ -29,7 +29,7 @@ class Span:
         rank: Whose.
         name: ``"compute"``, ``"data"`` that the rank waited for, or the kind of the message.
         start_s: From the beginning of the simulation.
-        end_s: Likewise.
+        end_s: From there too.
         ranks: Of the message's group; of anything else none.
     """
 

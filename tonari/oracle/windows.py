@@ -154,7 +154,7 @@ def share_quota(
         row_bytes: Mean, as rows lie in the cache.
         source_row_bytes: Read from the source for one; mean.
         first_row: See `Quota`.
-        pieces: Likewise.
+        pieces: See `Quota`.
 
     Raises:
         QuotaError: If no epoch could be trained within it.
@@ -188,7 +188,7 @@ def wait_for_windows(
         steps_s: Of all steps, where nobody waits.
         counts: How many of each come one after another; None: one.
     """
-    waits_s = sum(reads_s[:1])
+    waits_s = sum(reads_s[:1], 0.0)
     for (share, _), (_, read_s) in pairwise(zip(shares, reads_s, strict=True)):
         waits_s += max(read_s - share * steps_s, 0.0)
     for share, read_s, count in zip(shares, reads_s, counts or (), strict=counts is not None):

@@ -49,7 +49,7 @@ def plan_choices(
         overrides: Beside those that each was probed with.
         tries: Further ones to choose among, with each probe.
         cluster: As of `tonari.oracle.plan.plan_step`.
-        hidden_fraction: Likewise.
+        hidden_fraction: Of the rows, that an epoch leaves out.
 
     Raises:
         CommandError, ConfigError, OracleError: As reading and planning each do.

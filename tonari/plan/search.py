@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tonari.oracle.search.search import Candidate, Plans
 
 NEXT = (
-    "An estimate by equations, {without}: docs/plan.md says what it leaves out. "
+    "An estimate from equations of a step, {without}: docs/plan.md says what it leaves out. "
     "`tonari probe` and `tonari plan` time the few that are worth it."
 )
 CHOSEN = ("shuffle", "importance", "data")
@@ -36,7 +36,7 @@ def data_choices(
         words: The data, as of `tonari.oracle.search.data.read_data`; None: as a probe timed it.
         probe: Its file.
         tries: Settings to choose among.
-        hidden_fractions: Likewise.
+        hidden_fractions: Of the rows, to choose among.
 
     Raises:
         CommandError: If a choice is not about the data, or the probe has none.
@@ -132,8 +132,8 @@ def search_rows(found: "Plans") -> list[list[str]]:
 
 def search_notes(found: "Plans") -> list[tuple[str, str]]:
     """Give each candidate's settings, and why it is slower than the first."""
-    first, *rest = found.candidates
-    others = [(_settings(each), each.why_slower or "It is as fast.") for each in rest]
+    first, *slower = found.candidates
+    others = [(_settings(each), each.why_slower or "It is as fast.") for each in slower]
     return [(_settings(first), ""), *others]
 
 

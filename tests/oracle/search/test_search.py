@@ -87,7 +87,7 @@ def test_what_is_legal_is_what_the_trainer_lays_out(tmp_path: Path):
     assert len(legal) > 100
     for settings in sorted(legal)[::7]:
         lay_out(load(tmp_path, *settings), world_size)
-    # And what was left out of all that could be said, it refuses
+    # And what is not among them of all that could be said, it refuses
     refused = 0
     for pp in (1, 2, 4):
         for tp in (1, 2, 4):

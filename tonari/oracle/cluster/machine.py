@@ -98,7 +98,7 @@ class Nodes:
         return TaskCost(seconds, (*shares.items(), *route.demands(num_bytes, seconds)))
 
     def slowdown(self, resource: Resource, demand: float) -> float:
-        """Say how much longer everything lasts where so much of a resource is wanted."""
+        """Compute how much longer everything lasts where so much of a resource is wanted."""
         if resource[0] == "cores":
             return 1.0 if self._node is None else self._node.slowdown(("cores",), demand)
         return max(1.0, demand)

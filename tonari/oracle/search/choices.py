@@ -81,7 +81,7 @@ def overrides(group: Group, variant: Variant) -> tuple[str, ...]:
 
 
 def passes(check: Callable[[], object]) -> bool:
-    """Say whether a check of the settings lets them through."""
+    """Report whether a check of the settings lets them through."""
     try:
         check()
     except ConfigError:
@@ -134,8 +134,8 @@ class Choices:
 
     def _replicas(self, pp: int, cp: int, tp: int) -> Iterator[Group]:
         replicas = self._world_size // (pp * cp * tp)
-        batch_size, rest = divmod(self._rows, replicas * self._config.optimizer.accumulate)
-        if rest or not batch_size:
+        batch_size, remainder = divmod(self._rows, replicas * self._config.optimizer.accumulate)
+        if remainder or not batch_size:
             return
         for dp_shard in divisors(replicas):
             sizes = (pp, replicas // dp_shard, dp_shard, cp, tp)

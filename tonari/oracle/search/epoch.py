@@ -10,7 +10,7 @@ estimate (see `tonari.oracle.search.price`) and of one rank that stands for all 
 - A step's messages come at its end.
 - A cache takes all of a node's rows, or as much as its disk has, unless the settings have a quota.
 
-Left out: evaluations, checkpoints.
+Evaluations and checkpoints are not planned.
 """
 
 import math
@@ -116,7 +116,7 @@ class Epochs:
         Args:
             fed: Of the group.
             step_s: Of a step that waits for nobody.
-            forward_s: Of a batch's way past all stages.
+            forward_s: Of a batch's forward pass over all stages.
         """
         counted, made_s, exchange_s = STEPS - 1, fed.made_s, fed.exchange_s
         made_at_least_s = made_s - exchange_s / counted
@@ -136,7 +136,7 @@ class Epochs:
             fed: Of the group.
             step_s: Of a step that waits for nobody.
             link_s: For which its messages keep a node's link.
-            forward_s: Of a batch's way past all stages.
+            forward_s: Of a batch's forward pass over all stages.
 
         Returns:
             The plan, and what it has beside steps that wait for nobody, by its causes.

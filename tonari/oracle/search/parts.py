@@ -79,7 +79,7 @@ class Passes(NamedTuple):
 
     Attributes:
         forward: Over the part.
-        backward: Likewise, without what is computed again.
+        backward: Back over it, without what is computed again.
         again: Of the forward pass, the work that selective recomputation repeats.
     """
 
@@ -217,7 +217,7 @@ class Parts:
             config: The settings; of the mesh only the precision and loss_parallel count.
             model: Of the config, whole and without data.
             tp: The fewest ranks over which the search splits it; 1: none.
-            cp: Likewise.
+            cp: The fewest ranks over which it splits the sequence; 1: none.
             sequential: Whether the search tries sequence_parallel.
 
         Raises:

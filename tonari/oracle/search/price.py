@@ -1,7 +1,7 @@
 """What a step of a configuration takes, by equations: computation, bubble, messages.
 
-An estimate to rank configurations by, which takes microseconds. `tonari.oracle.plan.plan_step`,
-which simulates steps that were timed, stays the accurate one. Its assumptions:
+It stands in for a step that nobody timed, and takes microseconds; what data adds to it is planned
+by `tonari.oracle.epoch`, as for a step that was timed. Its assumptions:
 
 - A pass takes its products at ``efficiency`` of the peak, or their bytes at the memory's rate if
   that is longer, then the bytes of all else; at least a launch an operator. Nothing is fused.
@@ -16,7 +16,7 @@ which simulates steps that were timed, stays the accurate one. Its assumptions:
   of all blocks of their stage but the first; what takes longer is waited for.
 - As many groups of one axis as lie side by side in a node share its links at a time.
 
-Left out: the loss, clipping, norms across ranks, loading data, checkpoints, compilation.
+Not priced: the loss, clipping, norms across ranks, loading data, checkpoints, compilation.
 """
 
 import math
@@ -73,12 +73,12 @@ class MicrobatchTimes(NamedTuple):
 
     Attributes:
         forward_s: Computing.
-        backward_s: Likewise, without what is computed again.
+        backward_s: Computing gradients, without what is computed again.
         again_s: Computing again.
         tp_forward_s: Messages of tp.
-        tp_backward_s: Likewise, those of what is computed again included.
+        tp_backward_s: The same of the backward pass, with what is computed again.
         cp_forward_s: Messages of cp.
-        cp_backward_s: Likewise.
+        cp_backward_s: The same of the backward pass, with what is computed again.
         swap_out_s: Waiting for activations to leave.
         swap_back_s: Waiting for them to come back.
     """
@@ -128,7 +128,7 @@ def bubble_s(
         virtual: Stages a rank, where the schedule is looped.
         microbatches: Of a batch.
         forward_s: Of a microbatch, over all stages of a rank.
-        backward_s: Likewise; half of it is for the input, and half for the weights.
+        backward_s: The same; half of it is for the input, and half for the weights.
 
     Sources: of 1F1B and interleaving, Narayanan et al., SC 2021; of the split backward pass, Qi et
     al., Zero bubble pipeline parallelism, ICLR 2024; of DualPipeV, DeepSeek's own table. What they
@@ -150,7 +150,7 @@ def bubble_s(
         return max(many_s, few_s)
     looped = virtual if schedule in LOOPED else 1
     back_s = half_s if schedule in SPLIT else backward_s
-    # The first one's way past all ranks and back, and the others behind it, as far as it is longer
+    # The passes of the first one over all ranks, and the others behind it, as far as it is longer
     way_s = pp * (forward_s + back_s) - microbatches * (forward_s + backward_s)
     way_s += (microbatches - 1) * (forward_s + back_s) / looped + (backward_s - back_s) / looped
     if schedule != "zero_bubble":
@@ -246,7 +246,7 @@ class Pricing:
         return self._dp_s(group, variant, self._times(group, variant)) + self._pp_s(group, variant)
 
     def forward_s(self, group: Group, variant: Variant) -> float:
-        """Price a batch's way past all stages, and no way back, for which nothing swaps."""
+        """Price a batch's forward pass over all stages, without a backward pass or swaps."""
         times = self._times(group, variant)
         one_s = times.whole_forward_s - times.swap_out_s
         return (group.microbatches + group.sizes[0] - 1) * one_s

@@ -68,7 +68,7 @@ class Plans:
         unfit: Those of them that were found not to fit into a rank's memory, or whose cache does
             not fit on a node's disk.
         pruned: Those whose bound was above the last candidate's time, so that neither their
-            memory nor the rest of their time was worked out.
+            memory nor their time in full was worked out.
         priced: The others.
     """
 
