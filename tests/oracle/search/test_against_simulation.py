@@ -20,7 +20,7 @@ from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.probe.probe import Probe, step_settings
 from tonari.oracle.record import Message, Wait
 from tonari.oracle.search.choices import Group
-from tonari.oracle.search.epoch import Epochs, FeedTimes
+from tonari.oracle.search.epoch import Epochs, GroupEpoch
 from tonari.oracle.stopwatch import Timed
 from tonari.trainer.config.config import Config
 
@@ -45,7 +45,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def both(
     config: Config, cluster: Cluster, data: DataTimes, *, ranks: int, computing_s: float,
     hidden: float,
-) -> tuple[PlannedEpoch, Epochs, FeedTimes, float]:  # fmt: skip
+) -> tuple[PlannedEpoch, GroupEpoch, float]:  # fmt: skip
     """Plan a job by simulation, and price it; the last is what its gradients keep the link for."""
     world_size = cluster.world_size
     message = Message("all_reduce", tuple(range(world_size)), GRADIENT_BYTES)
@@ -64,10 +64,10 @@ def both(
         config, cluster, data, world_size=world_size, hidden_fraction=hidden,
         core_s=data.core_s(batch_size=BATCH),
     )  # fmt: skip
-    fed = epochs.fed(Group((1, world_size, 1, 1, 1), BATCH, 1))
-    assert fed is not None
+    epoch = epochs.of(Group((1, world_size, 1, 1, 1), BATCH, 1))
+    assert epoch is not None
     link_s = lay_route(cluster, "all_reduce", message.ranks).seconds(GRADIENT_BYTES)
-    return planned, epochs, fed, link_s
+    return planned, epoch, link_s
 
 
 @settings(max_examples=25, deadline=None)
@@ -122,11 +122,11 @@ def hold_price_to_plan(
         source_row_bytes=row_bytes, batch_s=batch_s, batch_cores=1.0, staging_bytes_per_s=1e9,
         epoch_end_s=0.5, write_bytes_per_s=0.0,
     )  # fmt: skip
-    planned, epochs, fed, link_s = both(
+    planned, epoch, link_s = both(
         config, cluster, data, ranks=ranks, computing_s=computing_s, hidden=hidden
     )
     step_s = computing_s + link_s
-    folded, waits_s = epochs.plan(fed, step_s, link_s, FORWARD_S)
+    folded, waits_s = epoch.plan(step_s, link_s, FORWARD_S)
     assert folded.steps == planned.steps
     assert folded.staging_s == pytest.approx(planned.staging_s)
     assert folded.windows_s == pytest.approx(planned.windows_s, rel=1e-4)
@@ -134,7 +134,7 @@ def hold_price_to_plan(
     assert folded.unstaged_s == pytest.approx(planned.unstaged_s, rel=1e-4)
     assert folded.epoch_s == pytest.approx(planned.epoch_s, rel=1e-4)
     assert folded.steps * step_s + sum(waits_s.values()) == pytest.approx(folded.epoch_s)
-    assert epochs.floor_s(fed, step_s, FORWARD_S) <= folded.epoch_s
+    assert epoch.floor_s(step_s, FORWARD_S) <= folded.epoch_s
 
 
 def test_a_refresh_by_a_slow_disk_is_priced_as_it_is_simulated(directory):
@@ -157,13 +157,13 @@ def test_staging_beside_training_costs_as_much_in_a_price_as_in_a_plan(directory
             batch_s=1e-4, batch_cores=1.0, staging_bytes_per_s=1e9, epoch_end_s=0.0,
             write_bytes_per_s=0.0,
         )  # fmt: skip
-        planned, epochs, fed, _ = both(
+        planned, epoch, _ = both(
             config, cluster, data, ranks=2, computing_s=computing_s, hidden=0.0
         )
         added_s = planned.staging_s + planned.late_rows_s
         assert planned.staging_s == pytest.approx(160 / 16)
         expected_s = 160.0 - 100 * computing_s * 15 / 16
         assert added_s == pytest.approx(expected_s, rel=1e-4)
-        folded, _ = epochs.plan(fed, computing_s, 0.0, FORWARD_S)
+        folded, _ = epoch.plan(computing_s, 0.0, FORWARD_S)
         assert folded.staging_s + folded.late_rows_s == pytest.approx(added_s, rel=1e-3)
         assert planned.run_s(3) == pytest.approx(3 * planned.epoch_s + added_s)

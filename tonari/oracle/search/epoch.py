@@ -15,9 +15,8 @@ Evaluations and checkpoints are not planned.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
 
 from dataio.base.errors import QuotaError
 from dataio.plan.policies import refresh_every
@@ -35,12 +34,15 @@ ROUNDING = 1e-9
 """Share of a time by which sums differ that are added up in another order."""
 
 
-class FeedTimes(NamedTuple):
-    """What the data asks of an epoch, where rows lie on nodes in one way.
+@dataclass(frozen=True, kw_only=True)
+class GroupEpoch:
+    """What the data asks of an epoch of a group, where rows lie on nodes in one way.
 
     Attributes:
+        words: The choice of exchange, hidden rows and quota, for people.
         job: What a plan is made of, but for the steps.
         machine: That it is simulated on, but for the steps' messages.
+        num_rows: That an epoch trains.
         decode_s: Of a step's batches, with as many threads as there may be; and of reading those
             beyond the quota.
         disk_s: Of the same, read from the node's disk.
@@ -48,11 +50,13 @@ class FeedTimes(NamedTuple):
         scorings: Batches of hidden rows that are scored anew, of a replica, on average.
         quota: As `NodeCache` takes it; 0: all rows lie in the cache, or the settings have one.
         batch_core_s: Of a step's batches on one core.
-        most_threads: Of a reader; 0: nobody counts them.
+        most_threads: Of a reader; 0: nobody counts them, or the settings have them.
     """
 
+    words: tuple[str, ...]
     job: FedJob
     machine: FoldedMachine
+    num_rows: float
     decode_s: float
     disk_s: float
     exchange_s: float
@@ -61,14 +65,74 @@ class FeedTimes(NamedTuple):
     batch_core_s: float
     most_threads: int
 
-    @property
-    def made_s(self) -> float:
-        """Seconds until a step's batches are made and read, one beside the other."""
-        return max(self.decode_s, self.disk_s)
+    def floor_s(self, step_s: float, forward_s: float = 0.0) -> float:
+        """Bound an epoch from below: of bounds of the arguments, it is one of the epoch.
+
+        A simulated step takes no less than it takes alone, and steps in a row no less than their
+        batches, or their leaving rows on the link: but for what is done before the first of them
+        ends, which `tonari.oracle.simulate` does not count in a step.
+
+        Args:
+            step_s: Of a step that waits for nobody.
+            forward_s: Of a batch's forward pass over all stages.
+        """
+        counted, made_s, exchange_s = STEPS - 1, max(self.decode_s, self.disk_s), self.exchange_s
+        made_at_least_s = made_s - exchange_s / counted
+        sent_at_least_s = (counted * exchange_s - made_s) / STEPS
+        steps_s = self.job.num_steps * max(step_s, made_at_least_s, sent_at_least_s)
+        steps_s += self.job.windows_s(steps_s)
+        read_s = self.disk_s / self.job.config.optimizer.accumulate
+        scored_s = self.scorings * max(forward_s, self.job.data.batch_s, read_s)
+        return (steps_s + scored_s + self.job.data.epoch_end_s) * (1 - ROUNDING)
+
+    def plan(
+        self, step_s: float, link_s: float, forward_s: float
+    ) -> tuple[PlannedEpoch, dict[str, float]]:
+        """Plan an epoch.
+
+        Args:
+            step_s: Of a step that waits for nobody.
+            link_s: For which its messages keep a node's link.
+            forward_s: Of a batch's forward pass over all stages.
+
+        Returns:
+            The plan, and what it has beside steps that wait for nobody, by its causes.
+        """
+        link_s = min(link_s, step_s)
+        job = replace(
+            self.job,
+            machine=replace(self.machine, link_s=link_s),
+            steps=[folded_program(step_s, link_s=link_s)],
+            evaluations=[folded_program(forward_s)],
+        )
+        simulation = job.simulate()
+        epoch = job.plan(simulation)
+        num, steps_s = epoch.steps, epoch.train_s - epoch.windows_s
+        late_s = steps_s - num * step_s
+        late_s *= late_s > ROUNDING * steps_s
+        shared_s = num * (simulation.parts_s().get(OF_STEP, 0.0) - link_s)
+        shared_s = min(max(shared_s, 0.0), late_s)
+        slow_disk = self.decode_s < self.disk_s
+        return epoch, {
+            "exchange": shared_s + epoch.exchange_s,
+            "decoding": 0.0 if slow_disk else late_s - shared_s,
+            "node disk": late_s - shared_s if slow_disk else 0.0,
+            "windows": epoch.windows_s,
+            "epoch end": epoch.epoch_end_s,
+            "refresh": epoch.refresh_s,
+        }
+
+    def settings(self, step_s: float) -> tuple[str, ...]:
+        """List what is chosen freely: the cache's size, and threads that keep up with the steps."""
+        found = [f"data.cache.quota={self.quota}"] * bool(self.quota)
+        if self.most_threads and self.batch_core_s:
+            enough = math.ceil(self.batch_core_s / step_s)
+            found.append(f"data.workers.threads={min(max(enough, 1), self.most_threads)}")
+        return tuple(found)
 
 
 class Epochs:
-    """Prices epochs of one choice of exchange, hidden rows and quota.
+    """Plans epochs of one choice of exchange, hidden rows and quota.
 
     Args:
         config: The settings, with that choice.
@@ -94,91 +158,14 @@ class Epochs:
         self._core_s = core_s or 0.0
         if core_s is None and cluster.host.decode_mbyte_s is not None:
             self._core_s = data.row_bytes / (cluster.host.decode_mbyte_s * 1e6)
-        self._fed = lru_cache(maxsize=None)(self._feed)
+        self._of = lru_cache(maxsize=None)(self._find)
 
-    @property
-    def num_rows(self) -> float:
-        """Rows that an epoch trains."""
-        return self._data.num_rows * (1 - self.hidden_fraction)
-
-    def fed(self, group: Group) -> FeedTimes | None:
+    def of(self, group: Group) -> GroupEpoch | None:
         """Find what a group's data asks for; None: its caches do not fit on the nodes' disks."""
         _, dp_replicate, dp_shard, cp, tp = group.sizes
-        return self._fed(dp_replicate * dp_shard, cp * tp, group.batch_size)
+        return self._of(dp_replicate * dp_shard, cp * tp, group.batch_size)
 
-    def floor_s(self, fed: FeedTimes, step_s: float, forward_s: float = 0.0) -> float:
-        """Bound an epoch from below: of bounds of the arguments, it is one of the epoch.
-
-        A simulated step takes no less than it takes alone, and steps in a row no less than their
-        batches, or their leaving rows on the link: but for what is done before the first of them
-        ends, which `tonari.oracle.simulate` does not count in a step.
-
-        Args:
-            fed: Of the group.
-            step_s: Of a step that waits for nobody.
-            forward_s: Of a batch's forward pass over all stages.
-        """
-        counted, made_s, exchange_s = STEPS - 1, fed.made_s, fed.exchange_s
-        made_at_least_s = made_s - exchange_s / counted
-        sent_at_least_s = (counted * exchange_s - made_s) / STEPS
-        steps_s = fed.job.num_steps * max(step_s, made_at_least_s, sent_at_least_s)
-        steps_s += fed.job.windows_s(steps_s)
-        read_s = fed.disk_s / self._config.optimizer.accumulate
-        scored_s = fed.scorings * max(forward_s, fed.job.data.batch_s, read_s)
-        return (steps_s + scored_s + self._data.epoch_end_s) * (1 - ROUNDING)
-
-    def plan(
-        self, fed: FeedTimes, step_s: float, link_s: float, forward_s: float
-    ) -> tuple[PlannedEpoch, dict[str, float]]:
-        """Plan an epoch.
-
-        Args:
-            fed: Of the group.
-            step_s: Of a step that waits for nobody.
-            link_s: For which its messages keep a node's link.
-            forward_s: Of a batch's forward pass over all stages.
-
-        Returns:
-            The plan, and what it has beside steps that wait for nobody, by its causes.
-        """
-        link_s = min(link_s, step_s)
-        job = replace(
-            fed.job,
-            machine=replace(fed.machine, link_s=link_s),
-            steps=[folded_program(step_s, link_s=link_s)],
-            evaluations=[folded_program(forward_s)],
-        )
-        simulation = job.simulate()
-        epoch = job.plan(simulation)
-        num, steps_s = epoch.steps, epoch.train_s - epoch.windows_s
-        late_s = steps_s - num * step_s
-        late_s *= late_s > ROUNDING * steps_s
-        shared_s = num * (simulation.parts_s().get(OF_STEP, 0.0) - link_s)
-        shared_s = min(max(shared_s, 0.0), late_s)
-        slow_disk = fed.decode_s < fed.disk_s
-        return epoch, {
-            "exchange": shared_s + epoch.exchange_s,
-            "decoding": 0.0 if slow_disk else late_s - shared_s,
-            "node disk": late_s - shared_s if slow_disk else 0.0,
-            "windows": epoch.windows_s,
-            "epoch end": epoch.epoch_end_s,
-            "refresh": epoch.refresh_s,
-        }
-
-    def settings(self, fed: FeedTimes, step_s: float) -> tuple[str, ...]:
-        """List what is chosen freely: the cache's size, and threads that keep up with the steps."""
-        found = [f"data.cache.quota={fed.quota}"] * bool(fed.quota)
-        if fed.most_threads and fed.batch_core_s and not self._own_threads:
-            enough = math.ceil(fed.batch_core_s / step_s)
-            found.append(f"data.workers.threads={min(max(enough, 1), fed.most_threads)}")
-        return tuple(found)
-
-    @property
-    def _own_threads(self) -> int:
-        workers = self._config.data.workers
-        return workers.processes or workers.threads or 0
-
-    def _feed(self, replicas: int, inner: int, batch_size: int) -> FeedTimes | None:
+    def _find(self, replicas: int, inner: int, batch_size: int) -> GroupEpoch | None:
         config = replace(self._config, data=replace(self._config.data, batch_size=batch_size))
         laid = self._lay(config, range(0, replicas * inner, inner))
         if laid is None:
@@ -188,10 +175,11 @@ class Epochs:
         num_steps = rows.num_steps(config, hidden_fraction=self.hidden_fraction)
         step_rows = batch_size * config.optimizer.accumulate
         widest = rows.layout.widest
-        cores = 0.0  # of a reader; several may share one
+        workers, cores = config.data.workers, 0.0  # of a reader; several may share one
+        own_threads = workers.processes or workers.threads or 0
         if host.cores is not None:
             cores = max(host.cores - self._here, 1) / widest
-            cores = min(cores, self._own_threads or cores)
+            cores = min(cores, own_threads or cores)
         disk = storage.disk_read_gbyte_s
         reading_s = 0.0
         if rows.quota is not None:
@@ -218,17 +206,19 @@ class Epochs:
             evaluations=(),
             hidden_fraction=self.hidden_fraction,
         )
-        return FeedTimes(
+        return GroupEpoch(
+            words=self.words,
             job=job,
             machine=machine,
+            num_rows=self._data.num_rows * (1 - self.hidden_fraction),
             decode_s=batch_s * config.optimizer.accumulate + reading_s / num_steps,
             disk_s=0.0 if disk is None else widest * step_rows * rows.disk_row_bytes / disk / 1e9,
             exchange_s=widest * round(rows.leaving_bytes / num_steps) * exchange_byte_s,
             scorings=math.ceil(hidden / batch_size) / self._every if self._every else 0.0,
             quota=quota,
             batch_core_s=step_rows * self._core_s,
-            most_threads=max(int(cores), 1) if cores else 0,
-        )  # fmt: skip
+            most_threads=max(int(cores), 1) if cores and not own_threads else 0,
+        )
 
     def _lay(self, config: Config, readers: Sequence[int]) -> tuple[RowsOnNodes, int] | None:
         """Deal rows out to nodes, and find the quota that their disks ask for."""

@@ -12,7 +12,7 @@ from tonari.oracle.cluster.cluster import Cluster, Device
 from tonari.oracle.epoch import PlannedEpoch
 from tonari.oracle.errors import OracleError
 from tonari.oracle.search.choices import Choices, Group, Variant, overrides
-from tonari.oracle.search.epoch import Epochs, FeedTimes
+from tonari.oracle.search.epoch import Epochs, GroupEpoch
 from tonari.oracle.search.memory import MemoryOf
 from tonari.oracle.search.parts import WHOLE, Parts
 from tonari.oracle.search.price import Pricing
@@ -90,7 +90,7 @@ class Chosen(NamedTuple):
     step_s: float
     parts_s: dict[str, float]
     memory_bytes: int
-    epochs: Epochs | None = None
+    data: GroupEpoch | None = None
     planned: PlannedEpoch | None = None
 
     @property
@@ -213,23 +213,22 @@ def _search_one(
     memory_of: MemoryOf, found: _Fastest, epochs: Epochs | None, *, prunes: bool,
 ) -> None:  # fmt: skip
     """Price configurations group by group, those of the lowest bound first."""
-    feeds = {group: epochs.fed(group) for _, group in bounded} if epochs else {}
+    of_groups = {group: epochs.of(group) for _, group in bounded} if epochs else {}
     floors = [
-        (epochs.floor_s(fed, floor_s) if epochs and (fed := feeds[group]) else floor_s, group)
+        (data.floor_s(floor_s) if (data := of_groups.get(group)) else floor_s, group)
         for floor_s, group in bounded
     ]
     # From some on all bounds are above the limit
     for floor_s, group in sorted(floors):
-        variants, fed = choices.variants_of(group), feeds.get(group)
+        variants, data = choices.variants_of(group), of_groups.get(group)
         found.legal += len(variants)
-        if epochs and fed is None:
+        if epochs and data is None:
             found.unfit += len(variants)
             found.without_disk += len(variants)
         elif prunes and floor_s > found.limit_s:
             found.pruned += len(variants)
         else:
-            given = (epochs, fed) if epochs and fed else None
-            _GroupSearch(group, given, choices, pricing, memory_of, found, prunes).add(variants)
+            _GroupSearch(group, data, choices, pricing, memory_of, found, prunes).add(variants)
 
 
 def estimate(
@@ -293,7 +292,7 @@ class _GroupSearch:
     """Prices the configurations of one group, and remembers the best."""
 
     group: Group
-    data: tuple[Epochs, FeedTimes] | None
+    data: GroupEpoch | None
     choices: Choices
     pricing: Pricing
     memory_of: MemoryOf
@@ -404,7 +403,7 @@ class _GroupSearch:
 
     def _floor_s(self, step_s: float, forward_s: float = 0.0) -> float:
         """Bound from below what is compared of a configuration; without data it is the step."""
-        return self.data[0].floor_s(self.data[1], step_s, forward_s) if self.data else step_s
+        return self.data.floor_s(step_s, forward_s) if self.data else step_s
 
     def _find_fastest(self, fitting: Sequence[Variant]) -> Chosen | None:
         """Price ways of a variant, the lowest bound first; None: none is among the best."""
@@ -427,12 +426,11 @@ class _GroupSearch:
         step_s, memory_bytes = sum(parts_s.values()), self.memory_of(group, variant)
         if not self.data:
             return Chosen(group, variant, step_s, parts_s, memory_bytes)
-        epochs, fed = self.data
-        planned, waits_s = epochs.plan(
-            fed, step_s, pricing.link_s(group, variant), pricing.forward_s(group, variant)
+        planned, waits_s = self.data.plan(
+            step_s, pricing.link_s(group, variant), pricing.forward_s(group, variant)
         )
         parts_s = {name: planned.steps * each for name, each in parts_s.items()} | waits_s
-        return Chosen(group, variant, step_s, parts_s, memory_bytes, epochs, planned)
+        return Chosen(group, variant, step_s, parts_s, memory_bytes, self.data, planned)
 
 
 def _least(
@@ -490,7 +488,7 @@ def _nothing(
 
 
 def _candidate(chosen: Chosen, best_s: dict[str, float], *, rows: int, num_nodes: int) -> Candidate:
-    group, variant, step_s, parts_s, memory_bytes, epochs, planned = chosen
+    group, variant, step_s, parts_s, memory_bytes, data, planned = chosen
     settings = overrides(group, variant)
     found = Candidate(
         settings=settings,
@@ -501,16 +499,15 @@ def _candidate(chosen: Chosen, best_s: dict[str, float], *, rows: int, num_nodes
         node_hours=1e6 / rows * step_s * num_nodes / 3600,
         why_slower=why_slower(parts_s, best_s),
     )
-    fed = epochs.fed(group) if epochs else None
-    if not epochs or not fed or not planned:
+    if not data or not planned:
         return found
-    samples_per_s = epochs.num_rows / planned.epoch_s
+    samples_per_s = data.num_rows / planned.epoch_s
     return replace(
         found,
-        settings=(*settings, *epochs.settings(fed, step_s)),
+        settings=(*settings, *data.settings(step_s)),
         epoch_s=planned.epoch_s,
         samples_per_s=samples_per_s,
         node_hours=1e6 / samples_per_s * num_nodes / 3600,
-        choice=epochs.words,
+        choice=data.words,
         staging_s=planned.staging_s + planned.late_rows_s,
     )
