@@ -140,15 +140,16 @@ class FedJob:
         return simulate(self.steps, self.machine, feeds=feeds, steps=STEPS)
 
     def plan(
-        self, simulation: Simulation, *, checkpoint_s: float = 0.0,
+        self, simulation: Simulation, *, checkpoint_s: float = 0.0, unstaged_s: float = 0.0,
         spread: tuple[float, float] = (1.0, 1.0),
     ) -> PlannedEpoch:  # fmt: skip
         """Plan an epoch of steps that were simulated.
 
         Args:
             simulation: By `simulate`.
-            checkpoint_s: See `PlannedEpoch`.
-            spread: See `PlannedEpoch`.
+            checkpoint_s: See `PlannedEpoch`, as of the others.
+            unstaged_s: By `unstaged_s`; 0: nobody asks.
+            spread: Of steps that were timed.
         """
         steps = self.num_steps
         first_s = simulation.step_ends_s[0] - simulation.step_s
@@ -176,7 +177,7 @@ class FedJob:
             spread=spread,
             staging_s=staging_s,
             late_rows_s=late_rows_s,
-            unstaged_s=steps * self._unstaged_step_s() if self.rows.staged_bytes else 0.0,
+            unstaged_s=unstaged_s,
             link_bytes=self.rows.leaving_bytes * self.rows.layout.widest,
             hidden_fraction=self.hidden_fraction,
             num_nodes=self.rows.layout.num_nodes,
@@ -186,6 +187,21 @@ class FedJob:
     def source(self) -> SourceRates:
         """At which rows are read from where they were in the beginning."""
         return find_source(self.storage, self.data)
+
+    def unstaged_s(self) -> float:
+        """Compute what an epoch's steps take where every row is read from the source.
+
+        Returns:
+            0: No row is staged, so that there is nothing to compare.
+        """
+        if not self.rows.staged_bytes:
+            return 0.0
+        feeds = make_feeds(
+            self.config, self.data, self.rows, self.machine, source=self.source, exchanges=False,
+            staged=False,
+        )  # fmt: skip
+        simulation = simulate(self.steps, self.machine, feeds=feeds, steps=STEPS)
+        return self.num_steps * statistics.mean(simulation.steps_s)
 
     @cached_property
     def num_steps(self) -> int:
@@ -236,12 +252,3 @@ class FedJob:
             self.storage, self.source, self.rows,
             limit_bytes_per_s=self.config.data.staging.bytes_per_s,
         )  # fmt: skip
-
-    def _unstaged_step_s(self) -> float:
-        """Price a step of which every row is read from the source."""
-        feeds = make_feeds(
-            self.config, self.data, self.rows, self.machine, source=self.source, exchanges=False,
-            staged=False,
-        )  # fmt: skip
-        simulation = simulate(self.steps, self.machine, feeds=feeds, steps=STEPS)
-        return statistics.mean(simulation.steps_s)

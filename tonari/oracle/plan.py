@@ -104,7 +104,10 @@ def plan_step(
     if job:
         timed = max(found.steps, key=lambda each: each.computing_s).step_s
         checkpoint_s = _checkpoint_s(config, found, storage, traces)
-        epoch = job.plan(simulation, checkpoint_s=checkpoint_s, spread=_spread(timed))
+        epoch = job.plan(
+            simulation, checkpoint_s=checkpoint_s, unstaged_s=job.unstaged_s(),
+            spread=_spread(timed),
+        )  # fmt: skip
     _, dp_replicate, dp_shard, _, _ = layout.sizes
     num_rows = config.data.batch_size * config.optimizer.accumulate * dp_replicate * dp_shard
     return StepPlan(

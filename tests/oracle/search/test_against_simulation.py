@@ -131,7 +131,6 @@ def hold_price_to_plan(
     assert folded.staging_s == pytest.approx(planned.staging_s)
     assert folded.windows_s == pytest.approx(planned.windows_s, rel=1e-4)
     assert folded.refresh_s == pytest.approx(planned.refresh_s, rel=1e-4)
-    assert folded.unstaged_s == pytest.approx(planned.unstaged_s, rel=1e-4)
     assert folded.epoch_s == pytest.approx(planned.epoch_s, rel=1e-4)
     assert folded.steps * step_s + sum(waits_s.values()) == pytest.approx(folded.epoch_s)
     assert epoch.floor_s(step_s, FORWARD_S) <= folded.epoch_s

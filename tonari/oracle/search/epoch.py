@@ -190,7 +190,6 @@ class Epochs:
         machine = FoldedMachine(
             readers=widest,
             ranks=self._here,
-            replicas=replicas,
             cores_of_node=math.inf if host.cores is None else max(host.cores, self._here + 1),
             exchange_byte_s=exchange_byte_s,
         )

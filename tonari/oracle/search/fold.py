@@ -25,7 +25,6 @@ class FoldedMachine:
     Attributes:
         readers: Of a node.
         ranks: Of a node, each of which computes on a core.
-        replicas: Of the job.
         cores_of_node: Infinite: nobody counted them.
         link_s: For which a step's messages keep the node's link.
         exchange_byte_s: For which a byte of one reader's leaving rows keeps it.
@@ -33,7 +32,6 @@ class FoldedMachine:
 
     readers: int
     ranks: int
-    replicas: int
     cores_of_node: float = math.inf
     link_s: float = 0.0
     exchange_byte_s: float = 0.0
@@ -54,8 +52,6 @@ class FoldedMachine:
 
     def slowdown(self, resource: Resource, demand: float) -> float:
         """Compute how many times longer everything lasts, where each reader asks for so much."""
-        if resource == ("source",):
-            return max(1.0, self.replicas * demand)
         asked = self.readers * demand
         return max(1.0, asked / self.cores_of_node if resource == ("cores",) else asked)
 
