@@ -205,11 +205,12 @@ def count_bytes(study: EpochStudy) -> Iterator[str]:
     )
     for quota in QUOTAS:
         run, planned = load_epochs(study.shards, quota=quota, epochs=1, step_s=0), plans.rows(quota)
-        windows = list(planned.quota.windows())
-        read = sum(num_bytes for _, num_bytes in windows)
+        runs = list(planned.quota.runs())
+        passes = sum(count for count, *_ in runs)
+        read = sum(count * num_bytes for count, _, num_bytes in runs)
         yield (
             f"| {quota / 1e6:g} | {run.resident_rows:,.0f} | {planned.quota.resident_rows:,} | "
-            f"{run.windows} | {len(windows)} | {run.read_bytes / 1e6:.1f} | {read / 1e6:.1f} "
+            f"{run.windows} | {passes} | {run.read_bytes / 1e6:.1f} | {read / 1e6:.1f} "
             f"({read / run.read_bytes - 1:+.0%}) |"
         )
 

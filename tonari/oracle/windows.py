@@ -7,7 +7,7 @@ the one before are trained.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, repeat
+from itertools import pairwise
 
 import numpy as np
 
@@ -83,17 +83,10 @@ class Quota:
     first_row: int = 0
     pieces: Pieces | None = None
 
-    def windows(self, *, visible_fraction: float = 1.0) -> Iterator[tuple[float, float]]:
-        """Yield an epoch's windows: the share of its missing rows, and bytes that the node reads.
-
-        Args:
-            visible_fraction: Of the rows.
-        """
-        for count, share, num_bytes in self.runs(visible_fraction=visible_fraction):
-            yield from repeat((share, num_bytes), count)
-
     def runs(self, *, visible_fraction: float = 1.0) -> Iterator[tuple[int, float, float]]:
-        """Yield the same as runs of equal windows, of which there are few: how many, and of each.
+        """Yield an epoch's runs of equal windows, of which there are few.
+
+        Of each: how many windows; of one, its share of the missing rows, and the node's bytes.
 
         A window is of whole batches. Of each replica, it takes every piece that holds one of its
         rows. Where there are no pieces, one of rows that are read with their neighbours is a pass

@@ -183,7 +183,6 @@ def test_no_floor_is_above_a_price(pricing_of):
             priced = pricing.pipeline_s(group, variant)
             busy_s = sum(priced.values()) - priced["bubble"]
             assert 0 < pricing.floor_s(group) <= busy_s
-            assert pricing.variant_floor_s(group, variant) <= busy_s
 
 
 def test_groups_that_lie_side_by_side_share_their_node_s_link(pricing_of):

@@ -14,6 +14,7 @@ from tonari.trainer.mesh.pipeline import check_microbatches
 from tonari.trainer.mesh.place import LOOPED, Schedule, num_stages
 from tonari.trainer.mesh.recompute import Checkpointing
 from tonari.trainer.models import StagedModel
+from tonari.trainer.run.build import RunLayout
 from tonari.trainer.run.memory import TRANSFORMERS
 
 VIRTUAL = (1, 2, 3, 4, 6, 8)
@@ -32,6 +33,11 @@ class Group(NamedTuple):
     sizes: tuple[int, ...]
     batch_size: int
     microbatches: int
+
+    @property
+    def rows(self) -> int:
+        """Of a microbatch."""
+        return self.batch_size // self.microbatches
 
 
 class Variant(NamedTuple):
@@ -62,6 +68,12 @@ class Variant(NamedTuple):
         if self.schedule in LOOPED:
             kind = "interleaved"
         return ("zbv" if self.schedule == "dualpipev" else kind), self.virtual
+
+
+def layout_of(group: Group, variant: Variant) -> RunLayout:
+    """Lay a configuration out as the trainer does."""
+    stages = num_stages(group.sizes[0], variant.schedule, variant.virtual)
+    return RunLayout(sizes=group.sizes, num_stages=stages, microbatches=group.microbatches)
 
 
 def overrides(group: Group, variant: Variant) -> tuple[str, ...]:

@@ -46,24 +46,21 @@ class PipelineRanks(NamedTuple):
     Attributes:
         pp_rank: The first of them.
         counts: How many it has of each of `Parts.all`.
-        stages: Of each of its stages, how many blocks of each kind.
         orders: Of each of its stages, the kind of each block, in their order.
     """
 
     pp_rank: int
     counts: tuple[int, ...]
-    stages: tuple[tuple[int, ...], ...]
-    orders: tuple[tuple[int, ...], ...] = ()
+    orders: tuple[tuple[int, ...], ...]
 
     def without(
         self, parts: Parts, swaps: int
     ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-        """Count its parts, and the blocks of its stages, that do not swap."""
-        if not swaps:
-            return self.counts, self.stages
+        """Count its parts, and the blocks of each kind of its stages, that do not swap."""
+        kinds = range(len(parts.kinds))
         stages = tuple(
-            tuple(map(sub, stage, parts.swapped(order, swaps)))
-            for stage, order in zip(self.stages, self.orders, strict=True)
+            tuple(map(sub, map(order.count, kinds), parts.swapped(order, swaps)))
+            for order in self.orders
         )
         return (*self.counts[:2], *map(sum, zip(*stages, strict=True))), stages
 
@@ -191,15 +188,9 @@ class Pricing:
 
         That is computation, and messages of tp and cp, shared evenly among a pipeline's ranks.
         """
-        rows = group.batch_size // group.microbatches
         pp, _, _, cp, tp = group.sizes
-        passes = group.microbatches * self._config.optimizer.accumulate
         # A little less: sums are rounded in another order
-        return passes * self._floor(rows, cp, tp) / pp * (1 - 1e-9)
-
-    def variant_floor_s(self, group: Group, variant: Variant) -> float:
-        """Bound from below what a configuration takes: its slowest rank, without a bubble."""
-        return self._passes(group) * sum(self._times(group, variant)) * (1 - 1e-9)
+        return self._passes(group) * self._floor(group.rows, cp, tp) / pp * (1 - 1e-9)
 
     def pipeline_s(self, group: Group, variant: Variant) -> dict[str, float]:
         """Price all but messages of dp and pp, and the update.
@@ -273,13 +264,12 @@ class Pricing:
 
     def _times(self, group: Group, variant: Variant) -> MicrobatchTimes:
         pp, _, _, cp, tp = group.sizes
-        rows = group.batch_size // group.microbatches
         # A backward pass that goes twice over a stage computes it again twice
         repeats = 2 if variant.schedule in SPLIT and variant.checkpointing == "full" else 1
         return self._slowest(
             pp,
             variant.cut,
-            rows,
+            group.rows,
             cp,
             tp,
             variant.checkpointing,
@@ -403,15 +393,12 @@ class Pricing:
             counts = self.parts.counts(
                 [*chain.from_iterable(numbers)], first=0 in own, last=stages - 1 in own
             )
-            of_stages = tuple(
-                self.parts.counts(each, first=False, last=False)[2:] for each in numbers
-            )
             # In which order its stages lie makes no difference
             orders = tuple(
                 tuple(self.parts.kind_of_block[number] for number in each) for each in numbers
             )
             key = counts, tuple(sorted(orders))
-            found.setdefault(key, PipelineRanks(pp_rank, counts, of_stages, orders))
+            found.setdefault(key, PipelineRanks(pp_rank, counts, orders))
         return tuple(found.values())
 
     def _route(self, kind: str, stride: int, count: int) -> Route:
@@ -428,13 +415,9 @@ class Pricing:
         pp, _, _, cp, tp = group.sizes
         if pp == 1:
             return 0.0
-        rows = group.batch_size // group.microbatches
         model = self.parts.model
-        shape = model.hidden_shape_before(min(1, model.num_blocks), rows)
-        num_bytes = COMPUTE_BYTES[self._config.mesh.dtype]
-        for size in shape:
-            num_bytes *= size
-        num_bytes //= cp
+        shape = model.hidden_shape_before(min(1, model.num_blocks), group.rows)
+        num_bytes = COMPUTE_BYTES[self._config.mesh.dtype] * math.prod(shape) // cp
         one_s = self.route("send", self._world_size // pp, 2).seconds(num_bytes // tp)
         if tp > 1 and not variant.sequence_parallel:
             # Each sends its part of what all of them hold, and has the others' from its peers
@@ -526,16 +509,12 @@ class Pricing:
         )
 
     def _update_s(self, group: Group, variant: Variant) -> float:
-        num_bytes = self._own_parameters(group, variant) * self._accessed_bytes
+        accesses = UPDATE_ACCESSES.get(self._config.optimizer.kind, UPDATE_ACCESSES["adamw"])
+        own = self._own_parameters(group, variant)
+        num_bytes = own * accesses * FLOAT_BYTES[self._config.mesh.dtype]
         if variant.offload:
             return num_bytes / self._host_bytes_per_s
         return num_bytes / (self.device.memory_gbyte_s * 1e9)
-
-    @property
-    def _accessed_bytes(self) -> int:
-        """Bytes that an update reads and writes for each parameter."""
-        accesses = UPDATE_ACCESSES.get(self._config.optimizer.kind, UPDATE_ACCESSES["adamw"])
-        return accesses * FLOAT_BYTES[self._config.mesh.dtype]
 
     @property
     def _host_bytes_per_s(self) -> float:

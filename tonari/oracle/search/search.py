@@ -308,12 +308,8 @@ class _GroupSearch:
             return
         added_s = 0.0 if whole else pricing.offload_floor_s(group)
         for variant in variants:
-            if self._is_slower(pricing.variant_floor_s(group, variant) + added_s):
-                found.pruned += 1
-                continue
             # What is computed again and offloaded adds to it; sums are rounded in another order
-            parts_s = pricing.pipeline_s(group, variant)
-            bound_s = sum(parts_s.values()) + added_s
+            bound_s = sum(pricing.pipeline_s(group, variant).values()) + added_s
             if self._is_slower(bound_s * (1 - 1e-9)) or self._is_slower(
                 (bound_s + pricing.messages_s(group, variant)) * (1 - 1e-9)
             ):
