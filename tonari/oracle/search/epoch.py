@@ -16,7 +16,7 @@ Evaluations and checkpoints are not planned.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from dataio.base.errors import QuotaError
 from dataio.plan.policies import refresh_every
@@ -70,11 +70,7 @@ class GroupEpoch:
 
         A simulated step takes no less than it takes alone, and steps in a row no less than their
         batches, or their leaving rows on the link: but for what is done before the first of them
-        ends, which `tonari.oracle.simulate` does not count in a step.
-
-        Args:
-            step_s: Of a step that waits for nobody.
-            forward_s: Of a batch's forward pass over all stages.
+        ends, which `tonari.oracle.simulate` does not count in a step. Arguments as of `plan`.
         """
         counted, made_s, exchange_s = STEPS - 1, max(self.decode_s, self.disk_s), self.exchange_s
         made_at_least_s = made_s - exchange_s / counted
@@ -223,9 +219,13 @@ class Epochs:
         """Deal rows out to nodes, and find the quota that their disks ask for."""
         disk, own = self._cluster.storage.disk_gbyte, config.data.cache.quota_bytes
         most = math.inf if disk is None else disk * 1e9
-        node_of = [rank // self._here for rank in range(readers[-1] + 1)]
+        lay = partial(
+            lay_rows, data=self._data, readers=readers, own=self._own,
+            node_of=[rank // self._here for rank in range(readers[-1] + 1)],
+            memory_bytes=self._cluster.host.memory_bytes,
+        )  # fmt: skip
         try:
-            rows = self._rows(config, readers, node_of)
+            rows = lay(config)
             if own is not None:
                 return (rows, 0) if own <= most else None
             arriving = 2 * rows.leaving_bytes * rows.layout.widest
@@ -233,16 +233,9 @@ class Epochs:
                 return rows, 0
             cache = replace(config.data.cache, quota=int(most))
             limited = replace(config, data=replace(config.data, cache=cache))
-            rows = self._rows(limited, readers, node_of)
-            return rows, int(most)
+            return lay(limited), int(most)
         except QuotaError:
             return None
-
-    def _rows(self, config: Config, readers: Sequence[int], node_of: Sequence[int]) -> RowsOnNodes:
-        return lay_rows(
-            config, self._data, readers=readers, node_of=node_of, own=self._own,
-            memory_bytes=self._cluster.host.memory_bytes,
-        )  # fmt: skip
 
     def _exchange_s(self, rows: RowsOnNodes, inner: int) -> float:
         """Price what leaves in an epoch on the busiest link."""

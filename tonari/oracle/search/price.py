@@ -181,7 +181,6 @@ class Pricing:
         self._slowest = lru_cache(maxsize=None)(self._find_slowest)
         self._floor = lru_cache(maxsize=None)(self._floor_of_rows)
         self._dp_messages = lru_cache(maxsize=None)(self._time_dp)
-        self._all_parameters = lru_cache(maxsize=None)(self._count_all)
 
     def floor_s(self, group: Group) -> float:
         """Bound from below what any configuration of a group takes.
@@ -217,12 +216,11 @@ class Pricing:
     def parts_s(self, group: Group, variant: Variant) -> dict[str, float]:
         """Price a step: to `pipeline_s` come ``"dp"``, ``"pp"``, ``"update"`` and ``"offload"``."""
         times = self._times(group, variant)
-        own = self._own_parameters(group, variant) if variant.offload else 0
         return self.pipeline_s(group, variant) | {
             "dp": self._dp_s(group, variant, times),
             "pp": self._pp_s(group, variant),
             "update": self._update_s(group, variant),
-            "offload": self._offload_s(group, own),
+            "offload": self.offload_s(group, variant) if variant.offload else 0.0,
         }
 
     def step_s(self, group: Group, variant: Variant) -> float:
@@ -486,15 +484,6 @@ class Pricing:
         link = (self.cluster.host.device_gbyte_s or math.inf) * 1e9
         return min(link, self._host_bytes_per_s)
 
-    def offload_floor_s(self, group: Group) -> float:
-        """Bound from below what offloading adds to a step of any configuration of a group."""
-        pp, _, dp_shard, cp, tp = group.sizes
-        return self._offload_s(group, self._all_parameters(tp, dp_shard * cp) / pp) * (1 - 1e-9)
-
-    def _count_all(self, tp: int, shards: int) -> int:
-        counts = self.parts.counts(range(len(self.parts.kind_of_block)), first=True, last=True)
-        return self._count(counts, tp, shards)
-
     def _count(self, counts: Sequence[int], tp: int, shards: int) -> int:
         return sum(
             count * part.num_parameters(tp, shards)
@@ -522,10 +511,11 @@ class Pricing:
         here = min(self.cluster.ranks_per_node, self._world_size)
         return (self.cluster.host.memory_gbyte_s or math.inf) * 1e9 / here
 
-    def _offload_s(self, group: Group, own: float) -> float:
-        """Price copies of parameters to a device, and of gradients from it."""
+    def offload_s(self, group: Group, variant: Variant) -> float:
+        """Price copies of parameters to a device and of gradients from it, were they offloaded."""
         # Without a pipeline parameters come for each way over a block, and gradients go each time
         accumulate = self._config.optimizer.accumulate
         copies = 2 * accumulate if group.sizes[0] > 1 else 3 * self._passes(group)
+        own = self._own_parameters(group, variant)
         num_bytes = own * FLOAT_BYTES[self._config.mesh.dtype]
         return copies * num_bytes / ((self.cluster.host.device_gbyte_s or math.inf) * 1e9)

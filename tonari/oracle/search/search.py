@@ -306,10 +306,10 @@ class _GroupSearch:
         if not (whole or light):
             found.unfit += len(variants)
             return
-        added_s = 0.0 if whole else pricing.offload_floor_s(group)
         for variant in variants:
             # What is computed again and offloaded adds to it; sums are rounded in another order
-            bound_s = sum(pricing.pipeline_s(group, variant).values()) + added_s
+            bound_s = sum(pricing.pipeline_s(group, variant).values())
+            bound_s += 0.0 if whole else pricing.offload_s(group, variant)
             if self._is_slower(bound_s * (1 - 1e-9)) or self._is_slower(
                 (bound_s + pricing.messages_s(group, variant)) * (1 - 1e-9)
             ):
