@@ -1,5 +1,6 @@
 """What a job takes: a step, where its time goes, memory; an epoch, and what comes before."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -103,10 +104,9 @@ def plan_step(
     epoch = None
     if job:
         timed = max(found.steps, key=lambda each: each.computing_s).step_s
-        checkpoint_s = _checkpoint_s(config, found, storage, traces)
         epoch = job.plan(
-            simulation, checkpoint_s=checkpoint_s, unstaged_s=job.unstaged_s(),
-            spread=_spread(timed),
+            simulation, checkpoint_s=_checkpoint_s(job, layout.sizes, traces),
+            unstaged_s=job.unstaged_s(), spread=_spread(timed),
         )  # fmt: skip
     _, dp_replicate, dp_shard, _, _ = layout.sizes
     num_rows = config.data.batch_size * config.optimizer.accumulate * dp_replicate * dp_shard
@@ -147,19 +147,15 @@ def _place_on(
     return Nodes(cluster, node, cores_of=cores_of), [rank // here for rank in ranks]
 
 
-def _checkpoint_s(
-    config: Config, found: Probe, storage: StorageRates, traces: Sequence[Trace]
-) -> float:
+def _checkpoint_s(job: FedJob, sizes: Sequence[int], traces: Sequence[Trace]) -> float:
     """Price the checkpoints of an epoch for which training waits, on average."""
-    assert found.data is not None
-    run, rate = config.run, found.data.write_bytes_per_s
-    if storage.write_gbyte_s is not None:
-        rate = storage.write_gbyte_s * 1e9
+    run, rate = job.config.run, job.data.write_bytes_per_s
+    if job.storage.write_gbyte_s is not None:
+        rate = job.storage.write_gbyte_s * 1e9
     if not (run.checkpoint_epochs and traces and rate) or run.checkpoint_async:
         return 0.0
     # Copies of a part are written once
-    pp, dp_replicate, *_ = lay_out(config, found.world_size).sizes
-    of_stage = found.world_size // pp // dp_replicate
+    of_stage = math.prod(sizes[2:])
     return sum(trace.kept_bytes for trace in traces) * of_stage / rate / run.checkpoint_epochs
 
 

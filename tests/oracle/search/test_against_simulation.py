@@ -6,7 +6,7 @@ Both are given the same step, the same data and the same machine.
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tests.oracle.search.planning import load
@@ -79,21 +79,17 @@ def both(
     gbyte_s=st.sampled_from([0.002, 0.05, 10.0]), source_gbyte_s=st.sampled_from([0.001, 0.1]),
     disk=st.sampled_from([None, 0.001, 0.1]), accumulate=st.sampled_from([1, 2]),
 )  # fmt: skip
+# A refresh of 27 MB from a disk of 1 MB/s, of which a plan once gave two loaders 1.28 MB/s
+@example(
+    nodes=1, ranks=2, rows=11057, row_bytes=2e3, exchange=0, hidden=0.4, quota=0.9,
+    computing_s=0.0625, batch_s=0.0625, gbyte_s=10.0, source_gbyte_s=0.1, disk=0.001,
+    accumulate=1,
+)  # fmt: skip
 def test_an_epoch_is_priced_as_it_is_simulated(
     directory, nodes, ranks, rows, row_bytes, exchange, hidden, quota, computing_s, batch_s,
     gbyte_s, source_gbyte_s, disk, accumulate,
 ):  # fmt: skip
     assume(nodes * ranks > 1)
-    hold_price_to_plan(
-        directory, nodes, ranks, rows, row_bytes, exchange, hidden, quota, computing_s, batch_s,
-        gbyte_s, source_gbyte_s, disk, accumulate,
-    )  # fmt: skip
-
-
-def hold_price_to_plan(
-    directory, nodes, ranks, rows, row_bytes, exchange, hidden, quota, computing_s, batch_s,
-    gbyte_s, source_gbyte_s, disk, accumulate,
-):  # fmt: skip
     overrides = [
         f"shuffle.exchange={exchange}", f"optimizer.accumulate={accumulate}",
         f"mesh.dp_replicate={nodes * ranks}", "data.workers={threads=1}",
@@ -134,14 +130,6 @@ def hold_price_to_plan(
     assert folded.epoch_s == pytest.approx(planned.epoch_s, rel=1e-4)
     assert folded.steps * step_s + sum(waits_s.values()) == pytest.approx(folded.epoch_s)
     assert epoch.floor_s(step_s, FORWARD_S) <= folded.epoch_s
-
-
-def test_a_refresh_by_a_slow_disk_is_priced_as_it_is_simulated(directory):
-    hold_price_to_plan(
-        directory, nodes=1, ranks=2, rows=11057, row_bytes=2e3, exchange=0, hidden=0.4, quota=0.9,
-        computing_s=0.0625, batch_s=0.0625, gbyte_s=10.0, source_gbyte_s=0.1, disk=0.001,
-        accumulate=1,
-    )  # fmt: skip
 
 
 def test_staging_beside_training_costs_as_much_in_a_price_as_in_a_plan(directory):

@@ -4,7 +4,7 @@ import heapq
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tonari.names import EXAMPLES
@@ -485,25 +485,22 @@ def _nothing(
 
 def _candidate(chosen: Chosen, best_s: dict[str, float], *, rows: int, num_nodes: int) -> Candidate:
     group, variant, step_s, parts_s, memory_bytes, data, planned = chosen
-    settings = overrides(group, variant)
-    found = Candidate(
+    settings, samples_per_s = overrides(group, variant), rows / step_s
+    choice: tuple[str, ...] = ()
+    epoch_s = staging_s = 0.0
+    if data and planned:
+        settings, choice = (*settings, *data.settings(step_s)), data.words
+        epoch_s, staging_s = planned.epoch_s, planned.staging_s + planned.late_rows_s
+        samples_per_s = data.num_rows / epoch_s
+    return Candidate(
         settings=settings,
         step_s=step_s,
+        epoch_s=epoch_s,
         parts_s=parts_s,
         memory_bytes=memory_bytes,
-        samples_per_s=rows / step_s,
-        node_hours=1e6 / rows * step_s * num_nodes / 3600,
-        why_slower=why_slower(parts_s, best_s),
-    )
-    if not data or not planned:
-        return found
-    samples_per_s = data.num_rows / planned.epoch_s
-    return replace(
-        found,
-        settings=(*settings, *data.settings(step_s)),
-        epoch_s=planned.epoch_s,
         samples_per_s=samples_per_s,
         node_hours=1e6 / samples_per_s * num_nodes / 3600,
-        choice=data.words,
-        staging_s=planned.staging_s + planned.late_rows_s,
+        why_slower=why_slower(parts_s, best_s),
+        choice=choice,
+        staging_s=staging_s,
     )
