@@ -65,11 +65,11 @@ def idle_s(
     return simulation.step_ends_s[0] - microbatches * (forward_s + backward_s)
 
 
-def _next_stage(one: Pass) -> int | None:
-    """Find the stage that waits for a pass; None: none."""
+def _next_stage(one: Pass) -> int:
+    """Find the stage that waits for a pass, if there is one."""
     kind, stage, _ = one
     if kind == "weights":
-        return None
+        return -1
     return stage + 1 if kind == "forward" else stage - 1
 
 
