@@ -38,8 +38,9 @@ from tests.slowfs import ROOT, slowfs
 from tonari.bench.loader.launch import mpiexec
 from tonari.oracle.cluster.cluster import Cluster, Level, StorageRates
 from tonari.oracle.cluster.probed import cluster_of
+from tonari.oracle.epoch import PlannedEpoch
 from tonari.oracle.paradl import Link, link_across, price, probed_link
-from tonari.oracle.plan import PlannedEpoch, plan_step
+from tonari.oracle.plan import plan_step
 from tonari.oracle.probe.probe import Probe, load_probe
 from tonari.trainer.config.config import load_config
 from tonari.trainer.run.build import lay_out

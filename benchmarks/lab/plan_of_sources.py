@@ -31,8 +31,9 @@ from dataio.source import open_source
 from dataio.store.streaming import Streaming
 from tests.slowfs import slowfs
 from tonari.oracle.cluster.cluster import Cluster, Level, StorageRates
+from tonari.oracle.epoch import PlannedEpoch
 from tonari.oracle.feeds import lay_rows
-from tonari.oracle.plan import PlannedEpoch, plan_step
+from tonari.oracle.plan import plan_step
 from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.probe.pieces import count_pieces
 from tonari.oracle.probe.probe import Probe, step_settings
@@ -178,10 +179,7 @@ class SourcePlans:
 
     def rows(self, quota: int) -> Any:
         """Lay out rows under a quota."""
-        return lay_rows(
-            self._config(quota), self.data, readers=(0,), node_of=(0,), pieces=self.data.pieces,
-            guessed_row_bytes=self.data.guessed_row_bytes,
-        )  # fmt: skip
+        return lay_rows(self._config(quota), self.data, readers=(0,), node_of=(0,))
 
     def epoch(self, rate: float, *, quota: int | None = None) -> PlannedEpoch:
         """Plan an epoch by the source's rate, in 1e6 bytes/s."""
@@ -207,11 +205,12 @@ def count_bytes(study: EpochStudy) -> Iterator[str]:
     )
     for quota in QUOTAS:
         run, planned = load_epochs(study.shards, quota=quota, epochs=1, step_s=0), plans.rows(quota)
-        windows = list(planned.quota.windows())
-        read = sum(num_bytes for _, num_bytes in windows)
+        runs = list(planned.quota.runs())
+        passes = sum(count for count, *_ in runs)
+        read = sum(count * num_bytes for count, _, num_bytes in runs)
         yield (
             f"| {quota / 1e6:g} | {run.resident_rows:,.0f} | {planned.quota.resident_rows:,} | "
-            f"{run.windows} | {len(windows)} | {run.read_bytes / 1e6:.1f} | {read / 1e6:.1f} "
+            f"{run.windows} | {passes} | {run.read_bytes / 1e6:.1f} | {read / 1e6:.1f} "
             f"({read / run.read_bytes - 1:+.0%}) |"
         )
 

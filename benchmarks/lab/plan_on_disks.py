@@ -34,8 +34,9 @@ from dataio.store.files.reader import MEMORY_FRACTION
 from tests.slowfs import ROOT
 from tonari.bench.loader.launch import mpiexec
 from tonari.oracle.cluster.cluster import Cluster, Host, Level, StorageRates
+from tonari.oracle.epoch import PlannedEpoch
 from tonari.oracle.feeds import lay_rows
-from tonari.oracle.plan import PlannedEpoch, plan_step
+from tonari.oracle.plan import plan_step
 from tonari.oracle.probe.probe import load_probe
 from tonari.trainer.config.config import load_config
 

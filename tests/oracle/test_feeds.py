@@ -9,7 +9,7 @@ import pytest
 from dataio.store.files.reader import MEMORY_FRACTION
 from tests.oracle.test_simulate import Bench
 from tests.oracle.test_trace import load
-from tonari.oracle.costs import Cost
+from tonari.oracle.costs import TaskCost
 from tonari.oracle.feeds import PAGE_BYTES, SourceRates, lay_rows, make_feeds, stage_beside
 from tonari.oracle.probe.data import DataTimes
 
@@ -66,7 +66,7 @@ def test_each_step_has_its_batches_and_its_part_of_what_leaves(tmp_path):
     feeds = make_feeds(config, DATA, rows_of(config), bench, source=SOURCE)
     assert sorted(feeds) == [0, 1, 2, 3]
     # Two batches of half a second, which two readers on one core made in that time
-    assert feeds[0].batch == Cost(0.5, ((("cores",), 1.0),), (1.0,))
+    assert feeds[0].batch == TaskCost(0.5, ((("cores",), 1.0),), (1.0,))
     assert feeds[0].ahead == 1  # of two batches
     assert bench.asked == [("exchange", pair, 156) for pair in ((0, 2), (1, 3), (2, 0), (3, 1))]
     # As many leave beside half of the steps
@@ -127,10 +127,12 @@ def test_rows_that_are_not_staged_are_read_from_the_source_with_each_batch(tmp_p
         rows = rows_of(config)
         return make_feeds(config, DATA, rows, bench, source=source, staged=staged)[2].batch
 
-    assert batch_of() == Cost(0.5, ((("cores",), 1.0),), (1.0,))
+    assert batch_of() == TaskCost(0.5, ((("cores",), 1.0),), (1.0,))
     # 1,000 bytes, at 1,000 a second that a node reads, and 4,000 that all do
     from_source = (("source of node",), 1.0), (("source",), 0.25)
-    assert batch_of(staged=False) == Cost(1.0, ((("cores",), 0.5), *from_source), (0.5, 1.0, 0.25))
+    assert batch_of(staged=False) == TaskCost(
+        1.0, ((("cores",), 0.5), *from_source), (0.5, 1.0, 0.25)
+    )
     # What a quota leaves no room for comes in windows
     assert batch_of("data.cache={path='auto', quota=200000}") == batch_of()
     slow = batch_of(source=SourceRates(of_node=1e3, of_all=400.0), staged=False)

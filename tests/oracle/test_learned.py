@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tonari.oracle.epoch import PlannedEpoch
 from tonari.oracle.errors import OracleError
 from tonari.oracle.learned import learn
-from tonari.oracle.plan import PlannedEpoch
 from tonari.trainer.watch.metrics import MetricsLog
 from tonari.trainer.watch.parts import OTHER
 from tonari.trainer.watch.plan import PARTS
@@ -55,7 +55,7 @@ def test_a_plan_is_scaled_part_by_part_and_keeps_what_the_run_has_not(tmp_path: 
     assert (scaled.train_s, scaled.evaluation_s, scaled.checkpoint_s) == (150.0, 10.0, 5.0)
     assert (scaled.exchange_s, scaled.epoch_end_s, scaled.staging_s) == (10.0, 1.0, 50.0)
     assert scaled.epoch_s == 176.0
-    # Steps and evaluation by the spread of steps; the rest has none
+    # Steps and evaluation by the spread of steps; the others have none
     assert learned.range_s(PLAN) == (75 + 5 + 16, 300 + 20 + 16)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tonari.oracle.errors import OracleError
-from tonari.oracle.machine import Curve, OneNode
+from tonari.oracle.machine import MeasuredCurve, OneNode
 from tonari.oracle.probe.messages import MessageTimes, group_sizes
 
 
@@ -17,10 +17,10 @@ def times(
 
 
 def test_a_curve_is_linear_between_points_flat_before_and_goes_on_behind():
-    curve = Curve((1.0, 2.0, 4.0), (10.0, 20.0, 30.0))
+    curve = MeasuredCurve((1.0, 2.0, 4.0), (10.0, 20.0, 30.0))
     assert [curve(x) for x in (0, 1, 1.5, 2, 3, 4, 6)] == [10, 10, 15, 20, 25, 30, 40]
-    assert Curve((1.0,), (7.0,))(5) == 7
-    assert Curve((1.0, 2.0), (3.0, 1.0))(9) == 0
+    assert MeasuredCurve((1.0,), (7.0,))(5) == 7
+    assert MeasuredCurve((1.0, 2.0), (3.0, 1.0))(9) == 0
 
 
 def test_a_message_takes_what_was_measured_of_its_size_with_its_own_demand():

@@ -12,7 +12,7 @@ import pytest
 
 from tests.oracle.test_trace import IMAGES
 from tests.tonari.test_hardest import png
-from tonari.oracle.probe.data import TURNS, DataTimes, _time_epochs, data_times, time_data
+from tonari.oracle.probe.data import TIMED_ENDS, DataTimes, _time_epochs, data_times, time_data
 from tonari.oracle.windows import Pieces
 from tonari.trainer.config.config import load_config
 from tonari.trainer.watch.launch import join
@@ -23,7 +23,7 @@ class Slow:
 
     def __init__(self):
         self.now_s = 0.0
-        self.turned_after = []
+        self.ended_after = []
         self.met = False
         self.waited_s = 0.0
 
@@ -49,7 +49,7 @@ class Slow:
     def epochs(self, num):
         for epoch in range(num):
             if epoch:
-                self.turned_after.append(self.met)
+                self.ended_after.append(self.met)
                 self.met = False
                 self.spend(1.0)
             yield epoch
@@ -60,7 +60,7 @@ def test_no_wait_for_other_ranks_or_for_windows_of_rows_is_counted(monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: slow.now_s)
     monkeypatch.setattr(time, "process_time", lambda: (slow.now_s - slow.waited_s) / 2)
     assert _time_epochs(slow, slow) == (0.25, 0.5, 1.0)
-    assert slow.turned_after == [True] * TURNS
+    assert slow.ended_after == [True] * TIMED_ENDS
 
 
 def test_times_are_the_same_when_they_are_read_again():

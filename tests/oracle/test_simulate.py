@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tonari.oracle.costs import Cost, Feed, Resource
+from tonari.oracle.costs import Feed, Resource, TaskCost
 from tonari.oracle.errors import OracleError
 from tonari.oracle.record import Message, Wait
 from tonari.oracle.simulate import simulate
@@ -25,12 +25,12 @@ class Bench:
     def cores(self, rank: int) -> Resource:
         return ("cores",)
 
-    def compute(self, rank: int, seconds: float) -> Cost:
-        return Cost(seconds, ((self.cores(rank), 1.0),))
+    def compute(self, rank: int, seconds: float) -> TaskCost:
+        return TaskCost(seconds, ((self.cores(rank), 1.0),))
 
-    def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> Cost:
+    def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> TaskCost:
         self.asked.append((kind, ranks, num_bytes))
-        return Cost(self.message_s, self.takes)
+        return TaskCost(self.message_s, self.takes)
 
     def slowdown(self, resource: Resource, demand: float) -> float:
         return max(1.0, demand / self.num_cores) if resource == ("cores",) else max(1.0, demand)
@@ -135,7 +135,7 @@ def test_a_message_takes_cores_from_computation():
     bench = Bench(num_cores=1, takes=((("cores",), 1.0),))
     pair = [program(rank, together(0, 1), Wait(0)) for rank in (0, 1)]
     found = simulate([*pair, program(2, 2.0)], bench, steps=1)
-    # Both at half the pace: the message ends after two seconds, the rest has a core to itself
+    # Both at half the pace: the message ends after two seconds, what remains has a core to itself
     assert found.step_ends_s == (3.0,)
 
 
@@ -186,7 +186,7 @@ LINK: tuple[tuple[Resource, float], ...] = ((("link",), 1.0),)
     ],
 )
 def test_a_step_waits_for_its_batch(batch_s, ahead, step_s):
-    feed = Feed(batch=Cost(batch_s), ahead=ahead)
+    feed = Feed(batch=TaskCost(batch_s), ahead=ahead)
     found = simulate([program(0, 2.0)], Bench(), feeds={0: feed}, steps=9)
     assert found.step_s == pytest.approx(step_s)
     # The first batch is waited for whatever is made ahead
@@ -195,7 +195,7 @@ def test_a_step_waits_for_its_batch(batch_s, ahead, step_s):
 
 
 def test_a_loader_takes_cores_from_its_rank():
-    feed = Feed(batch=Cost(1.0, CORE), ahead=2)
+    feed = Feed(batch=TaskCost(1.0, CORE), ahead=2)
     found = simulate([program(0, 2.0)], Bench(num_cores=1), feeds={0: feed}, steps=20)
     assert found.step_s == pytest.approx(3.0)
     assert simulate([program(0, 2.0)], Bench(num_cores=2), feeds={0: feed}, steps=20).step_s == 2.0
@@ -206,24 +206,45 @@ def test_a_loader_that_waits_for_a_disk_leaves_its_cores_time_to_be_slower(share
     """It takes 4 s of the disk, and the share of that of a core, of which the rank takes 3 s."""
     bench, disk = Bench(num_cores=1), ("disk",)
     demands = ((("cores",), 0.2), (disk, 1.0))
-    feed = Feed(batch=Cost(4.0, demands, (share, 1.0)), ahead=2)
+    feed = Feed(batch=TaskCost(4.0, demands, (share, 1.0)), ahead=2)
     found = simulate([program(0, 3.0)], bench, feeds={0: feed}, steps=41)
     assert found.step_s == pytest.approx(step_s, rel=0.01)
 
 
+def test_loaders_that_are_busy_with_a_disk_for_a_part_of_a_batch_get_no_more_than_it_has():
+    """Each batch takes 5 s of a core, and beside that 4 s of the disk that two loaders read."""
+    feed = Feed(batch=TaskCost(5.0, (*CORE, (("disk",), 0.8)), (1.0, 0.8)), ahead=2)
+    ranks = [program(rank, 1.0) for rank in (0, 1)]
+    for readers, step_s in ((1, 5.0), (2, 8.0)):
+        feeds = dict.fromkeys(range(readers), feed)
+        assert simulate(ranks, Bench(), feeds=feeds, steps=9).step_s == pytest.approx(step_s)
+
+
+@pytest.mark.parametrize("disk_s", [0.0, 1.0, 1.5, 2.0])
+def test_a_disk_that_is_waited_for_makes_no_step_of_contended_cores_shorter(disk_s):
+    """A rank and its loader have a core, and take 4 s of it."""
+    batch_s = max(disk_s, 1.0)
+    demands = ((("cores",), 1.0 / batch_s), (("disk",), disk_s / batch_s))
+    feed = Feed(batch=TaskCost(batch_s, demands, (1.0 / batch_s, disk_s / batch_s)), ahead=2)
+    found = simulate([program(0, 3.0)], Bench(num_cores=1), feeds={0: feed}, steps=21)
+    assert found.step_s == pytest.approx(4.0)
+
+
 def test_a_rank_without_a_loader_waits_for_none():
-    feed = Feed(batch=Cost(9.0), ahead=0)
+    feed = Feed(batch=TaskCost(9.0), ahead=0)
     assert simulate([program(0, 2.0)], Bench(), feeds={1: feed}, steps=3).step_s == 2.0
 
 
 def test_gradients_and_what_leaves_beside_them_share_a_link():
     pair = [program(rank, 1.0, together(0, 1), Wait(0)) for rank in (0, 1)]
-    feeds = {0: Feed(batch=Cost(0.0), ahead=1, sends=(Cost(0.5, LINK),))}
+    feeds = {0: Feed(batch=TaskCost(0.0), ahead=1, sends=(TaskCost(0.5, LINK),))}
     alone = simulate(pair, Bench(takes=LINK), steps=9)
     both = simulate(pair, Bench(takes=LINK), feeds=feeds, steps=9)
     # It has left before the gradients come
     assert (alone.step_s, both.step_s, both.behind_s) == (2.0, 2.0, 0.0)
-    longer = {0: Feed(batch=Cost(0.0), ahead=1, sends=(Cost(0.75, LINK), Cost(0.75, LINK)))}
+    longer = {
+        0: Feed(batch=TaskCost(0.0), ahead=1, sends=(TaskCost(0.75, LINK), TaskCost(0.75, LINK)))
+    }
     # One second passes alone; the other half shares the link with a second of gradients
     found = simulate(pair, Bench(takes=LINK), feeds=longer, steps=9)
     assert found.step_s == pytest.approx(2.5)
@@ -231,14 +252,14 @@ def test_gradients_and_what_leaves_beside_them_share_a_link():
 
 
 def test_what_cannot_leave_in_time_is_left_at_the_end():
-    feeds = {0: Feed(batch=Cost(0.0), ahead=1, sends=(Cost(3.0, LINK),))}
+    feeds = {0: Feed(batch=TaskCost(0.0), ahead=1, sends=(TaskCost(3.0, LINK),))}
     found = simulate([program(0, 2.0)], Bench(), feeds=feeds, steps=10)
     assert found.step_s == 2.0
     assert found.behind_s == pytest.approx(10 * 3.0 - 10 * 2.0)
 
 
 def test_what_two_leave_behind_shares_their_link():
-    feed = Feed(batch=Cost(0.0), ahead=1, sends=(Cost(3.0, LINK),))
+    feed = Feed(batch=TaskCost(0.0), ahead=1, sends=(TaskCost(3.0, LINK),))
     pair = [program(rank, 2.0) for rank in (0, 1)]
     found = simulate(pair, Bench(), feeds={0: feed, 1: feed}, steps=10)
     assert found.step_s == 2.0

@@ -24,6 +24,12 @@ FIELDS: dict[str, Field] = {"label": Int("cls"), "data": Bytes("bin")}
 NUM_ROWS, ROW_BYTES = 2000, 1500
 
 
+def windows_of(quota: Quota, **given: float) -> list[tuple[float, float]]:
+    return [
+        (share, num_bytes) for count, share, num_bytes in quota.runs(**given) for _ in range(count)
+    ]
+
+
 def share(quota_bytes, pieces=None, *, guess_bytes=ROW_BYTES, source_row_bytes=ROW_BYTES):
     need = Need(
         row_schema(FIELDS), NUM_ROWS, NUM_ROWS, 0, 1, 16, scored=True,
@@ -96,7 +102,7 @@ def test_the_loader_keeps_and_reads_what_was_planned(tmp_path, monkeypatch, kind
         guess_bytes=guess_variable_bytes(source, row_schema(FIELDS)),
         source_row_bytes=source_row_bytes,
     )  # fmt: skip
-    passes = list(planned.windows())
+    passes = windows_of(planned)
     assert planned.resident_rows == pytest.approx(kept, abs=2)
     # Batches hold more missing rows or fewer than on average: a few may be left for one more window
     assert len(windows) - len(passes) in (0, 1)
@@ -142,7 +148,7 @@ def test_rows_that_are_read_alone_have_no_pieces(tmp_path):
 def test_windows_hold_each_missing_row_once(quota_bytes, visible):
     quota = share(quota_bytes)
     assert quota.resident_rows + quota.missing_rows == NUM_ROWS
-    windows = list(quota.windows(visible_fraction=visible))
+    windows = windows_of(quota, visible_fraction=visible)
     assert sum(share for share, _ in windows) == pytest.approx(1.0 if quota.missing_rows else 0.0)
     # Small rows are read with their neighbours: each window is a pass over all that are missing
     assert {num_bytes for _, num_bytes in windows} <= {quota.missing_rows * ROW_BYTES}
@@ -157,7 +163,7 @@ def test_large_rows_are_read_alone_and_once():
         source_row_bytes=DENSE_ROW_BYTES,
         local_size=1,
     )
-    windows = list(quota.windows())
+    windows = windows_of(quota)
     assert [share for share, _ in windows] == pytest.approx([4 / 9, 4 / 9, 1 / 9])
     assert sum(num_bytes for _, num_bytes in windows) == 90 * DENSE_ROW_BYTES
 
@@ -188,7 +194,7 @@ def test_runs_of_equal_windows_are_waited_for_as_one_window_after_another(
         resident_rows=resident, missing_rows=missing, window_rows=window, row_bytes=1e6,
         source_row_bytes=1e6, local_size=1, batch_size=batch,
     )  # fmt: skip
-    shares, num_bytes = zip(*quota.windows(), strict=True)
+    shares, num_bytes = zip(*windows_of(quota), strict=True)
     assert sum(shares) == pytest.approx(1.0)
     one_by_one_s = wait_for_windows(shares, [each / 1e7 for each in num_bytes], steps_s=steps_s)
     counts, shares, num_bytes = zip(*quota.runs(), strict=True)
@@ -222,6 +228,6 @@ def test_processors_are_counted_of_each_window():
         resident_rows=100, missing_rows=900, window_rows=90, row_bytes=1e5, source_row_bytes=1.0,
         local_size=2, batch_size=8, pieces=pieces,
     )  # fmt: skip
-    windows = list(quota.windows())
+    windows = windows_of(quota)
     assert len(windows) > len(list(quota.runs())) > 1
     assert quota.reading_s() * quota.local_size == pytest.approx(sum(each for _, each in windows))

@@ -1,4 +1,4 @@
-"""What tasks take, and of what: the words between a simulation and a machine. Pure."""
+"""What tasks take, and of what: what a simulation and a machine exchange. Pure."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,7 +8,7 @@ Resource = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Cost:
+class TaskCost:
     """What a task takes where nobody else is.
 
     Attributes:
@@ -30,16 +30,16 @@ class Machine(Protocol):
         """Name the processors that a rank computes on."""
         ...
 
-    def compute(self, rank: int, seconds: float) -> Cost:
+    def compute(self, rank: int, seconds: float) -> TaskCost:
         """Price computation of a rank, by the seconds that it was timed at."""
         ...
 
-    def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> Cost:
+    def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> TaskCost:
         """Price a message; of a send, from the first of two ranks to the second."""
         ...
 
     def slowdown(self, resource: Resource, demand: float) -> float:
-        """Say how many times longer tasks last that together ask for this much, >= 1."""
+        """Compute how many times longer tasks last that together ask for this much, >= 1."""
         ...
 
 
@@ -54,6 +54,6 @@ class Feed:
             of the epoch.
     """
 
-    batch: Cost
+    batch: TaskCost
     ahead: int
-    sends: tuple[Cost, ...] = ()
+    sends: tuple[TaskCost, ...] = ()

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -15,10 +14,10 @@ from dataio.store.quota import Need
 from shuffle import Partial
 from shuffle.ring import crossing_fraction
 from tonari.oracle.cluster.cluster import StorageRates
-from tonari.oracle.costs import Cost, Feed, Machine
+from tonari.oracle.costs import Feed, Machine, TaskCost
 from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.probe.messages import EXCHANGE
-from tonari.oracle.windows import Pieces, Quota, share_quota
+from tonari.oracle.windows import Quota, share_quota
 from tonari.trainer.config.config import Config
 from tonari.trainer.run.build import make_fields
 from tonari.trainer.run.own import Own, own_of
@@ -83,27 +82,9 @@ class RowsOnNodes:
         return max(-(-batches // config.optimizer.accumulate), 1)
 
 
-class Dataset(Protocol):
-    """What is asked of the training data."""
-
-    @property
-    def num_rows(self) -> int: ...
-
-    @property
-    def row_bytes(self) -> float:
-        """As rows lie in the cache; mean."""
-        ...
-
-    @property
-    def source_row_bytes(self) -> float:
-        """Read from the source for one; mean."""
-        ...
-
-
 def lay_rows(
-    config: Config, data: Dataset, *, readers: Sequence[int], node_of: Sequence[int],
-    own: Own | None = None, pieces: Pieces | None = None,
-    guessed_row_bytes: float | None = None, memory_bytes: float | None = None,
+    config: Config, data: DataTimes, *, readers: Sequence[int], node_of: Sequence[int],
+    own: Own | None = None, memory_bytes: float | None = None,
 ) -> RowsOnNodes:  # fmt: skip
     """Deal a job's rows out to its nodes.
 
@@ -113,8 +94,6 @@ def lay_rows(
         readers: Ranks that read, ascending.
         node_of: Of each rank.
         own: What the caller of `trainer.train` would bring.
-        pieces: That the source reads whole; None: nobody looked, or there are none.
-        guessed_row_bytes: See `DataTimes`; None: the loader guesses right.
         memory_bytes: Of a node; None: not known.
 
     Raises:
@@ -139,8 +118,8 @@ def lay_rows(
         schema = row_schema(make_fields(config, own_of(config, own)))
         own_bytes = max(round(data.row_bytes) - schema.position_bytes, 1)
         guess_bytes = own_bytes
-        if guessed_row_bytes is not None:
-            guess_bytes = max(int(guessed_row_bytes) - schema.fixed_bytes, 0)
+        if data.guessed_row_bytes is not None:
+            guess_bytes = max(int(data.guessed_row_bytes) - schema.fixed_bytes, 0)
         need = Need(
             schema, layout.num_samples, pool_rows,
             2 * math.ceil(leaving) * layout.widest, layout.widest, config.data.batch_size,
@@ -151,7 +130,7 @@ def lay_rows(
             variable_bytes=own_bytes if schema.variable else 0, row_bytes=data.row_bytes,
             source_row_bytes=data.source_row_bytes,
             first_row=0 if holds_all else int(layout.pool_starts[np.argmax(layout.pool_sizes)]),
-            pieces=pieces,
+            pieces=data.pieces,
         )  # fmt: skip
     return RowsOnNodes(
         layout=layout,
@@ -184,16 +163,11 @@ class SourceRates:
         return max(num_bytes / self.of_node, together_s)
 
 
-def find_source(storage: StorageRates, *, probed_bytes_per_s: float = math.inf) -> SourceRates:
-    """Find at what rates rows are read from where they lie in the beginning.
-
-    Args:
-        storage: Of the cluster.
-        probed_bytes_per_s: By one node, as it was timed.
-    """
+def find_source(storage: StorageRates, data: DataTimes) -> SourceRates:
+    """Find at what rates rows are read from where they lie in the beginning."""
     of_node, of_all = storage.node_read_gbyte_s, storage.read_gbyte_s
     return SourceRates(
-        of_node=min(probed_bytes_per_s, math.inf if of_node is None else of_node * 1e9),
+        of_node=min(data.staging_bytes_per_s, math.inf if of_node is None else of_node * 1e9),
         of_all=None if of_all is None else of_all * 1e9,
     )
 
@@ -274,7 +248,7 @@ def make_feeds(
         cores = machine.cores(rank)
         # What was timed includes what readers do to one another
         crowd = machine.slowdown(cores, data.readers * data.batch_cores)
-        sends: tuple[Cost, ...] = ()
+        sends: tuple[TaskCost, ...] = ()
         if per_step:
             # As far along the ring as there are replicas on a node: to another one
             partner = rows.readers[(number + rows.layout.widest) % len(rows.readers)]
@@ -294,7 +268,7 @@ def make_feeds(
         one_s = max(seconds for _, seconds, _ in parts)
         asked = [part for part in parts if part[2]]
         feeds[rank] = Feed(
-            batch=Cost(
+            batch=TaskCost(
                 one_s * accumulate,
                 demands=tuple((resource, demand_s / one_s) for resource, _, demand_s in asked),
                 busy=tuple(seconds / one_s for _, seconds, _ in asked),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from dataio.base.errors import DamagedFileError
 from dataio.base.lines import read_checked_lines
+from tonari.oracle.epoch import MOVING, PlannedEpoch
 from tonari.oracle.errors import OracleError
-from tonari.oracle.plan import MOVING, PlannedEpoch
 from tonari.trainer.watch.parts import OTHER
 from tonari.trainer.watch.plan import PARTS
 

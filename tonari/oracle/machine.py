@@ -4,13 +4,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tonari.oracle.costs import Cost, Resource
+from tonari.oracle.costs import Resource, TaskCost
 from tonari.oracle.errors import OracleError
 from tonari.oracle.probe.messages import MessageTimes
 
 
 @dataclass(frozen=True)
-class Curve:
+class MeasuredCurve:
     """A quantity that was measured at some points, linear between them.
 
     Attributes:
@@ -45,30 +45,30 @@ class OneNode:
         *, cores: int = 0,
     ) -> None:  # fmt: skip
         self._most = max(float(slowdowns[-1][0]), float(cores or "inf"))
-        self._slowdown = Curve(
+        self._slowdown = MeasuredCurve(
             tuple(float(count) for count, _ in slowdowns), tuple(value for _, value in slowdowns)
         )
-        self._seconds: dict[tuple[str, int], Curve] = {}
-        self._cores: dict[tuple[str, int], Curve] = {}
+        self._seconds: dict[tuple[str, int], MeasuredCurve] = {}
+        self._cores: dict[tuple[str, int], MeasuredCurve] = {}
         for each in messages:
             key = each.kind, each.ranks
             at = tuple(map(float, each.num_bytes))
-            self._seconds[key] = Curve(at, each.seconds)
-            self._cores[key] = Curve(at, each.cores)
+            self._seconds[key] = MeasuredCurve(at, each.seconds)
+            self._cores[key] = MeasuredCurve(at, each.cores)
 
     def cores(self, rank: int) -> Resource:
         """Name the processors that a rank computes on: all share those of the node."""
         return ("cores",)
 
-    def compute(self, rank: int, seconds: float) -> Cost:
+    def compute(self, rank: int, seconds: float) -> TaskCost:
         """Price computation of a rank: one core."""
-        return Cost(seconds, ((self.cores(rank), 1.0),))
+        return TaskCost(seconds, ((self.cores(rank), 1.0),))
 
     def knows(self, kind: str) -> bool:
         """Whether messages of a kind were timed."""
         return any(of == kind for of, _ in self._seconds)
 
-    def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> Cost:
+    def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> TaskCost:
         """Price a message, and the cores that it takes."""
         counts = sorted(count for of, count in self._seconds if of == kind)
         if not counts:
@@ -81,10 +81,10 @@ class OneNode:
         key = kind, min((count for count in counts if count >= len(ranks)), default=counts[-1])
         seconds, cores = self._seconds[key](num_bytes), self._cores[key](num_bytes)
         # What was measured includes what the message's own demand does to it.
-        return Cost(seconds / self.slowdown(("cores",), cores), ((("cores",), cores),))
+        return TaskCost(seconds / self.slowdown(("cores",), cores), ((("cores",), cores),))
 
     def slowdown(self, resource: Resource, demand: float) -> float:
-        """Say how much longer everything lasts on a node of which this many cores are wanted.
+        """Compute how much longer everything lasts on a node of which this many cores are wanted.
 
         Of anything else, there is one.
         """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tonari.oracle.cluster.cluster import Cluster
 from tonari.oracle.errors import OracleError
-from tonari.oracle.machine import Curve
+from tonari.oracle.machine import MeasuredCurve
 from tonari.oracle.probe.messages import MessageTimes
 from tonari.oracle.record import Event, Message
 from tonari.oracle.traffic import axes_of
@@ -140,7 +140,7 @@ def probed_link(messages: Sequence[MessageTimes]) -> Link:
     """
     for each in messages:
         if (each.kind, each.ranks) == ("send", 2):
-            curve = Curve(tuple(map(float, each.num_bytes)), each.seconds)
+            curve = MeasuredCurve(tuple(map(float, each.num_bytes)), each.seconds)
             latency_s = curve(0)
             return Link(latency_s, (curve(LARGE_BYTES) - latency_s) / LARGE_BYTES)
     raise OracleError(

@@ -27,8 +27,8 @@ def moved(timed: Timed, rank: int, sizes: Sequence[int]) -> Timed:
     Its groups are those along the same axes, its peers those as far along pp.
 
     Args:
-        timed: What the other one does.
-        rank: Whose turn it is.
+        timed: What the first one does.
+        rank: The other rank.
         sizes: Ranks along each of ``tonari.trainer.mesh.mesh.AXES``.
     """
     if timed.rank == rank:

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tonari.oracle.costs import Cost, Feed, Machine, Resource
+from tonari.oracle.costs import Feed, Machine, Resource, TaskCost
 from tonari.oracle.errors import OracleError
 from tonari.oracle.record import Message
 from tonari.oracle.stopwatch import Timed
@@ -29,7 +29,7 @@ class Span:
         rank: Whose.
         name: ``"compute"``, ``"data"`` that the rank waited for, or the kind of the message.
         start_s: From the beginning of the simulation.
-        end_s: Likewise.
+        end_s: From there too.
         ranks: Of the message's group; of anything else none.
     """
 
@@ -102,8 +102,8 @@ class _Task:
 
     Attributes:
         left_s: Of what it takes by itself, as of `since_s`.
-        demands: See `Cost`.
-        busy: Of each demand, see `Cost`.
+        demands: See `TaskCost`.
+        busy: Of each demand, see `TaskCost`.
         then: What comes after it.
     """
 
@@ -140,7 +140,7 @@ class _Loader:
     ready: int = 0
     is_busy: bool = False
     is_awaited: bool = False
-    sends: list[Cost] = field(default_factory=list)
+    sends: list[TaskCost] = field(default_factory=list)
     sending: _Task | None = None
 
 
@@ -171,7 +171,8 @@ class _Run:
         ]
         self._now_s = 0.0
         self._meetings: defaultdict[tuple[object, ...], _Meeting] = defaultdict(_Meeting)
-        self._on: defaultdict[Resource, dict[_Task, float]] = defaultdict(dict)
+        # Demand of each task, and the share of its time that it is busy with the resource
+        self._on: defaultdict[Resource, dict[_Task, tuple[float, float]]] = defaultdict(dict)
         self._queue: list[tuple[float, int, int, _Task]] = []
         self._number = 0
         self._spans: list[Span] = []
@@ -325,11 +326,11 @@ class _Run:
 
     # Tasks
 
-    def _start(self, cost: Cost, then: Callable[[], None]) -> _Task:
+    def _start(self, cost: TaskCost, then: Callable[[], None]) -> _Task:
         busy = cost.busy or (1.0,) * len(cost.demands)
         task = _Task(cost.seconds, cost.demands, busy, then, since_s=self._now_s)
-        for resource, demand in cost.demands:
-            self._on[resource][task] = demand
+        for (resource, demand), share in zip(cost.demands, busy, strict=True):
+            self._on[resource][task] = demand, share
         self._pace({resource for resource, _ in cost.demands}, new=task)
         return task
 
@@ -349,8 +350,7 @@ class _Run:
             slowest = 1.0
             for (resource, _), busy in zip(task.demands, task.busy, strict=True):
                 if resource not in slowdowns:
-                    demand = sum(self._on[resource].values())
-                    slowdowns[resource] = self._machine.slowdown(resource, demand)
+                    slowdowns[resource] = self._slowdown(resource)
                 slowest = max(slowest, busy * slowdowns[resource])
             if slowest == task.slowdown and task is not new:
                 continue
@@ -360,3 +360,21 @@ class _Run:
             self._number += 1
             end_s = self._now_s + max(task.left_s, 0.0) * slowest
             heapq.heappush(self._queue, (end_s, self._number, task.version, task))
+
+    def _slowdown(self, resource: Resource) -> float:
+        """Compute how many times longer a resource takes for what its tasks ask of it.
+
+        A task that is busy with it for a part of its time is so for longer, the more slowly that
+        goes, up to all of its time. Without that, tasks would have more of it than there is.
+        """
+        asked = self._on[resource].values()
+        found = self._machine.slowdown(resource, sum(demand for demand, _ in asked))
+        slowdown = 1.0
+        while found > slowdown * (1 + 1e-9) and any(busy < 1 for _, busy in asked):
+            slowdown = found
+            wanted = (
+                demand * slowdown if slowdown * busy < 1 else demand / busy
+                for demand, busy in asked
+            )
+            found = self._machine.slowdown(resource, sum(wanted))
+        return found

@@ -7,7 +7,7 @@ the one before are trained.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, repeat
+from itertools import pairwise
 
 import numpy as np
 
@@ -83,17 +83,10 @@ class Quota:
     first_row: int = 0
     pieces: Pieces | None = None
 
-    def windows(self, *, visible_fraction: float = 1.0) -> Iterator[tuple[float, float]]:
-        """Yield an epoch's windows: the share of its missing rows, and bytes that the node reads.
-
-        Args:
-            visible_fraction: Of the rows.
-        """
-        for count, share, num_bytes in self.runs(visible_fraction=visible_fraction):
-            yield from repeat((share, num_bytes), count)
-
     def runs(self, *, visible_fraction: float = 1.0) -> Iterator[tuple[int, float, float]]:
-        """Yield the same as runs of equal windows, of which there are few: how many, and of each.
+        """Yield an epoch's runs of equal windows, of which there are few.
+
+        Of each: how many windows; of one, its share of the missing rows, and the node's bytes.
 
         A window is of whole batches. Of each replica, it takes every piece that holds one of its
         rows. Where there are no pieces, one of rows that are read with their neighbours is a pass
@@ -154,7 +147,7 @@ def share_quota(
         row_bytes: Mean, as rows lie in the cache.
         source_row_bytes: Read from the source for one; mean.
         first_row: See `Quota`.
-        pieces: Likewise.
+        pieces: See `Quota`.
 
     Raises:
         QuotaError: If no epoch could be trained within it.
@@ -188,7 +181,7 @@ def wait_for_windows(
         steps_s: Of all steps, where nobody waits.
         counts: How many of each come one after another; None: one.
     """
-    waits_s = sum(reads_s[:1])
+    waits_s = sum(reads_s[:1], 0.0)
     for (share, _), (_, read_s) in pairwise(zip(shares, reads_s, strict=True)):
         waits_s += max(read_s - share * steps_s, 0.0)
     for share, read_s, count in zip(shares, reads_s, counts or (), strict=counts is not None):

@@ -49,7 +49,7 @@ def plan_choices(
         overrides: Beside those that each was probed with.
         tries: Further ones to choose among, with each probe.
         cluster: As of `tonari.oracle.plan.plan_step`.
-        hidden_fraction: Likewise.
+        hidden_fraction: Of the rows, that an epoch leaves out.
 
     Raises:
         CommandError, ConfigError, OracleError: As reading and planning each do.
@@ -147,10 +147,10 @@ def _parts_s(plans: Sequence["StepPlan"]) -> list[dict[str, float]]:
     epochs = [plan.epoch for plan in plans]
     found = []
     for plan, epoch in zip(plans, epochs, strict=True):
-        steps_s, rest_s = plans[0].samples_per_s * plans[0].step_s / plan.samples_per_s, {}
+        steps_s, others_s = plans[0].samples_per_s * plans[0].step_s / plan.samples_per_s, {}
         if epoch is not None and None not in epochs:
-            rest_s = dict(epoch.parts_s)
-            steps_s = rest_s.pop("steps")
+            others_s = dict(epoch.parts_s)
+            steps_s = others_s.pop("steps")
         scale = steps_s / sum(plan.parts_s.values())
-        found.append({name: seconds * scale for name, seconds in plan.parts_s.items()} | rest_s)
+        found.append({name: seconds * scale for name, seconds in plan.parts_s.items()} | others_s)
     return found

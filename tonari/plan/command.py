@@ -14,7 +14,8 @@ from tonari.plan.picture import part_name, plan_bars
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from tonari.oracle.plan import PlannedEpoch, StepPlan
+    from tonari.oracle.epoch import PlannedEpoch
+    from tonari.oracle.plan import StepPlan
     from tonari.plan.choice import Choice
 
 

@@ -64,7 +64,10 @@ def explanation_words(rows: Sequence[ExplainedRow]) -> list[str]:
     """Set a step's terms as a table, in lines."""
     lines = [
         HEAD,
-        *((x.term, x.equation, _seconds(x.by_equation_s), _seconds(x.simulated_s)) for x in rows),
+        *(
+            (x.term, x.equation, format_term(x.by_equation_s), format_term(x.simulated_s))
+            for x in rows
+        ),
     ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
@@ -88,5 +91,6 @@ def _equation(ring: "RingTimes") -> str:
     return f"{times} ({latency} + {carried} / n{rate}), n = {ring.ranks}"
 
 
-def _seconds(found: float | None) -> str:
+def format_term(found: float | None) -> str:
+    """Format seconds that may not be there."""
     return "-" if found is None else f"{found:.4f}"

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tonari.oracle.epoch import PlannedEpoch
     from tonari.oracle.learned import Learned
-    from tonari.oracle.plan import PlannedEpoch
 
 
 def learned_words(epoch: "PlannedEpoch", learned: "Learned", run: Path, epochs: int) -> list[str]:

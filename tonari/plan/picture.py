@@ -127,7 +127,7 @@ def search_bars(found: "Plans") -> Drawing:
         label = f"{number}. {each.epoch_s or each.step_s:.4g} s: {settings}"
         bars.append(Bar(label, each.parts_s))
     whole = "an epoch" if found.candidates[0].epoch_s else "a step"
-    title = f"Where {whole}'s time goes, of the fastest {len(bars)}, by equations"
+    title = f"Where {whole}'s time goes, of the fastest {len(bars)}, as estimated"
     return Drawing(title, bars)
 
 

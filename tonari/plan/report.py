@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonari.plan.choice import HEAD, choice_notes, choice_rows
+from tonari.plan.explain import format_term
 from tonari.plan.picture import Drawing, part_name, plan_bars, search_bars
 from tonari.plan.search import (
     HEAD_OF_CHOICES,
@@ -20,7 +21,8 @@ from tonari.report.pages import Picture, drawn, lay_out
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from tonari.oracle.plan import PlannedEpoch, StepPlan
+    from tonari.oracle.epoch import PlannedEpoch
+    from tonari.oracle.plan import StepPlan
     from tonari.oracle.search.search import Plans
     from tonari.plan.choice import Choice
     from tonari.plan.explain import ExplainedRow
@@ -50,7 +52,7 @@ def plan_page(choices: Sequence["Choice"], terms: Sequence["ExplainedRow"], comm
         tables.append(("An epoch", ("part", "s", "share"), rows))
     if terms:
         tables.append(("A step by simple equations", ("term", "equation", "by it", "simulated"), [
-            [row.term, row.equation, _seconds(row.by_equation_s), _seconds(row.simulated_s)]
+            [row.term, row.equation, format_term(row.by_equation_s), format_term(row.simulated_s)]
             for row in terms
         ]))  # fmt: skip
     several = len(choices) > 1
@@ -150,7 +152,3 @@ def _longest(parts_s: "dict[str, float]") -> list[tuple[str, float]]:
 
 def _part(name: str, seconds: float, whole_s: float) -> list[str]:
     return [name, f"{seconds:.3f}", f"{seconds / whole_s:.1%}"]
-
-
-def _seconds(found: float | None) -> str:
-    return "-" if found is None else f"{found:.4f}"

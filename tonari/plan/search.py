@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tonari.oracle.search.search import Candidate, Plans
 
 NEXT = (
-    "An estimate by equations, {without}: docs/plan.md says what it leaves out. "
+    "An estimate from equations of a step, {without}: docs/plan.md says what it leaves out. "
     "`tonari probe` and `tonari plan` time the few that are worth it."
 )
 CHOSEN = ("shuffle", "importance", "data")
@@ -33,23 +33,23 @@ def data_choices(
         overrides: Of all of them.
         cluster: The machine.
         world_size: Ranks.
-        words: The data, as of `tonari.oracle.search.data.read_facts`; None: as a probe timed it.
+        words: The data, as of `tonari.oracle.search.data.read_data`; None: as a probe timed it.
         probe: Its file.
         tries: Settings to choose among.
-        hidden_fractions: Likewise.
+        hidden_fractions: Of the rows, to choose among.
 
     Raises:
         CommandError: If a choice is not about the data, or the probe has none.
         ConfigError, OracleError: As reading each does.
     """
     from tonari.oracle.probe.probe import load_probe
-    from tonari.oracle.search.data import facts_of_probe, read_facts
+    from tonari.oracle.search.data import read_data
     from tonari.oracle.search.epoch import Epochs
     from tonari.trainer.config.config import load_config
 
     config = load_config(settings, overrides)
     if words:
-        facts = read_facts(words, config)
+        data, core_s = read_data(words, config), None
     else:
         assert probe is not None
         found = load_probe(probe)
@@ -59,7 +59,7 @@ def data_choices(
                 "without --no-data, or give --data ROWSxBYTES"
             )
         own = load_config(settings, [*found.overrides, *overrides])
-        facts = facts_of_probe(found.data, batch_size=own.data.batch_size)
+        data, core_s = found.data, found.data.core_s(batch_size=own.data.batch_size)
     for each in (setting for choice in tries for setting in choice):
         section, _, key = each.partition("=")[0].partition(".")
         if section not in CHOSEN or (section == "data" and "." not in key):
@@ -71,8 +71,8 @@ def data_choices(
     several = len(hidden_fractions) > 1
     return [
         Epochs(
-            load_config(settings, [*overrides, *choice]), cluster, facts, world_size=world_size,
-            hidden_fraction=hidden,
+            load_config(settings, [*overrides, *choice]), cluster, data, world_size=world_size,
+            hidden_fraction=hidden, core_s=core_s,
             words=(*choice, f"{hidden:.0%} hidden") if several or hidden else choice,
         )
         for choice in tries
@@ -132,8 +132,8 @@ def search_rows(found: "Plans") -> list[list[str]]:
 
 def search_notes(found: "Plans") -> list[tuple[str, str]]:
     """Give each candidate's settings, and why it is slower than the first."""
-    first, *rest = found.candidates
-    others = [(_settings(each), each.why_slower or "It is as fast.") for each in rest]
+    first, *slower = found.candidates
+    others = [(_settings(each), each.why_slower or "It is as fast.") for each in slower]
     return [(_settings(first), ""), *others]
 
 

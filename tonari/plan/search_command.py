@@ -91,8 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tonari search",
         description="List the ten fastest meshes, schedules and ways of recomputation that fit "
-        "into memory, without a probe: every legal configuration is priced by equations, for a "
-        "cluster whose file describes what a rank computes on.",
+        "into memory, without a probe: a step of every legal configuration is priced by equations, "
+        "for a cluster whose file describes what a rank computes on.",
     )
     parser.add_argument("config", type=Path, metavar="CONFIG.toml", help="as of tonari train")
     parser.add_argument(

@@ -1,9 +1,14 @@
-"""Idle time of a pipeline by torch's own lists of operations, in which each pass takes its time."""
+"""Idle time of a pipeline: torch's own lists of operations, simulated as `tonari plan` does it."""
 
+from collections import defaultdict
 from types import SimpleNamespace
 
 from torch.distributed.pipelining.schedules import _ComputationType, get_schedule_class
 
+from tests.oracle.test_simulate import Bench
+from tonari.oracle.record import Message, Wait
+from tonari.oracle.simulate import simulate
+from tonari.oracle.stopwatch import Timed
 from tonari.trainer.mesh.pipeline import TORCH_NAMES
 from tonari.trainer.mesh.place import Schedule, num_stages, stages_of
 
@@ -22,38 +27,60 @@ def idle_s(
     schedule: Schedule, *, pp: int, virtual: int, microbatches: int, forward_s: float,
     backward_s: float,
 ) -> float:  # fmt: skip
-    """Find when the last rank is done, less what a rank computes; arguments as of `bubble_s`.
+    """Simulate a step, and subtract what a rank computes; arguments as of `bubble_s`.
 
     The schedule must be one of several stages a rank.
     """
     stages = num_stages(pp, schedule, virtual)
-    each = stages // pp
     of_ranks = orders(schedule, pp=pp, virtual=virtual, microbatches=microbatches)
-    ends_s: dict[Pass, float] = {}
-    now_s, at = [0.0] * pp, [0] * pp
-    while any(len(order) > at[rank] for rank, order in enumerate(of_ranks)):
-        before = sum(at)
-        for rank, order in enumerate(of_ranks):
-            while at[rank] < len(order):
-                one, of_forward, of_backward = order[at[rank]]
-                needs = _needs(one, stages)
-                if any(need not in ends_s for need in needs):
-                    break
-                begins_s = max([now_s[rank], *(ends_s[need] for need in needs)])
-                took_s = (of_forward * forward_s + of_backward * backward_s) / each
-                ends_s[one] = now_s[rank] = begins_s + took_s
-                at[rank] += 1
-        assert sum(at) > before, "the order can be carried out"
-    return max(now_s) - microbatches * (forward_s + backward_s)
+    rank_of = {
+        stage: rank for rank in range(pp) for stage in stages_of(rank, pp, schedule, virtual)
+    }
+    # What a rank receives from another one, in the order in which that sends it
+    sent: defaultdict[tuple[int, int], list[Pass]] = defaultdict(list)
+    for rank, order in enumerate(of_ranks):
+        for one, *_ in order:
+            target = rank_of.get(_next_stage(one), rank)
+            if target != rank:
+                sent[rank, target].append(one)
+    programs = []
+    for rank, order in enumerate(of_ranks):
+        received = [(pair, one) for pair, ones in sent.items() if pair[1] == rank for one in ones]
+        number_of = {one: number for number, (_, one) in enumerate(received)}
+        events: list[Message | Wait] = [
+            Message("receive", pair, 0, pair[0]) for pair, _ in received
+        ]
+        laps_s = [0.0] * (len(events) + 1)
+        for one, of_forward, of_backward in order:
+            if (need := _need(one)) in number_of:
+                events.append(Wait(number_of[need]))
+                laps_s.append(0.0)
+            laps_s[-1] += (of_forward * forward_s + of_backward * backward_s) * pp / stages
+            target = rank_of.get(_next_stage(one), rank)
+            if target != rank:
+                events.append(Message("send", (rank, target), 0, target))
+                laps_s.append(0.0)
+        programs.append(Timed(rank=rank, events=tuple(events), laps_s=(tuple(laps_s),), step_s=()))
+    simulation = simulate(programs, Bench(message_s=0.0), steps=1)
+    return simulation.step_ends_s[0] - microbatches * (forward_s + backward_s)
 
 
-def _needs(one: Pass, stages: int) -> list[Pass]:
+def _next_stage(one: Pass) -> int:
+    """Find the stage that waits for a pass, if there is one."""
+    kind, stage, _ = one
+    if kind == "weights":
+        return -1
+    return stage + 1 if kind == "forward" else stage - 1
+
+
+def _need(one: Pass) -> Pass | None:
+    """Find the pass over another stage that a pass waits for."""
     kind, stage, microbatch = one
     if kind == "forward":
-        return [(kind, stage - 1, microbatch)] if stage else []
-    if kind == "weights" or stage == stages - 1:
-        return [("forward", stage, microbatch)]
-    return [(kind, stage + 1, microbatch)]
+        return kind, stage - 1, microbatch
+    if kind == "backward":
+        return kind, stage + 1, microbatch
+    return None
 
 
 def orders(

@@ -1,13 +1,12 @@
-"""The search's price of an epoch is what the simulation finds of the same configuration.
+"""The search plans an epoch by one rank that stands for all as a plan does by all ranks.
 
-Both are given the same step, the same data and the same machine, so that what differs is how the
-data's part is worked out: by an equation, and event by event.
+Both are given the same step, the same data and the same machine.
 """
 
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, seed, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tests.oracle.search.planning import load
@@ -15,13 +14,13 @@ from tests.oracle.search.test_epoch import IMAGES
 from tonari.oracle import plan as plan_module
 from tonari.oracle.cluster.cluster import Cluster, Host, Level, StorageRates
 from tonari.oracle.cluster.links import lay_route
-from tonari.oracle.plan import PlannedEpoch, plan_step
+from tonari.oracle.epoch import PlannedEpoch
+from tonari.oracle.plan import plan_step
 from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.probe.probe import Probe, step_settings
 from tonari.oracle.record import Message, Wait
 from tonari.oracle.search.choices import Group
-from tonari.oracle.search.data import facts_of_probe
-from tonari.oracle.search.epoch import Epochs, Fed
+from tonari.oracle.search.epoch import Epochs, GroupEpoch
 from tonari.oracle.stopwatch import Timed
 from tonari.trainer.config.config import Config
 
@@ -46,7 +45,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def both(
     config: Config, cluster: Cluster, data: DataTimes, *, ranks: int, computing_s: float,
     hidden: float,
-) -> tuple[PlannedEpoch, Epochs, Fed, float]:  # fmt: skip
+) -> tuple[PlannedEpoch, GroupEpoch, float]:  # fmt: skip
     """Plan a job by simulation, and price it; the last is what its gradients keep the link for."""
     world_size = cluster.world_size
     message = Message("all_reduce", tuple(range(world_size)), GRADIENT_BYTES)
@@ -61,16 +60,16 @@ def both(
     )  # fmt: skip
     planned = plan_step(config, found, cluster=cluster, hidden_fraction=hidden).epoch
     assert planned is not None
-    facts = facts_of_probe(data, batch_size=BATCH)
-    epochs = Epochs(config, cluster, facts, world_size=world_size, hidden_fraction=hidden)
-    fed = epochs.fed(Group((1, world_size, 1, 1, 1), BATCH, 1))
-    assert fed is not None
+    epochs = Epochs(
+        config, cluster, data, world_size=world_size, hidden_fraction=hidden,
+        core_s=data.core_s(batch_size=BATCH),
+    )  # fmt: skip
+    epoch = epochs.of(Group((1, world_size, 1, 1, 1), BATCH, 1))
+    assert epoch is not None
     link_s = lay_route(cluster, "all_reduce", message.ranks).seconds(GRADIENT_BYTES)
-    return planned, epochs, fed, link_s
+    return planned, epoch, link_s
 
 
-# Without a seed, names in here change the draws; of those it does not hold see the test below.
-@seed(1)
 @settings(max_examples=25, deadline=None)
 @given(
     nodes=st.integers(1, 3), ranks=st.integers(1, 2), rows=st.integers(2_000, 60_000),
@@ -80,21 +79,17 @@ def both(
     gbyte_s=st.sampled_from([0.002, 0.05, 10.0]), source_gbyte_s=st.sampled_from([0.001, 0.1]),
     disk=st.sampled_from([None, 0.001, 0.1]), accumulate=st.sampled_from([1, 2]),
 )  # fmt: skip
+# A refresh of 27 MB from a disk of 1 MB/s, of which a plan once gave two loaders 1.28 MB/s
+@example(
+    nodes=1, ranks=2, rows=11057, row_bytes=2e3, exchange=0, hidden=0.4, quota=0.9,
+    computing_s=0.0625, batch_s=0.0625, gbyte_s=10.0, source_gbyte_s=0.1, disk=0.001,
+    accumulate=1,
+)  # fmt: skip
 def test_an_epoch_is_priced_as_it_is_simulated(
     directory, nodes, ranks, rows, row_bytes, exchange, hidden, quota, computing_s, batch_s,
     gbyte_s, source_gbyte_s, disk, accumulate,
 ):  # fmt: skip
     assume(nodes * ranks > 1)
-    hold_price_to_plan(
-        directory, nodes, ranks, rows, row_bytes, exchange, hidden, quota, computing_s, batch_s,
-        gbyte_s, source_gbyte_s, disk, accumulate,
-    )  # fmt: skip
-
-
-def hold_price_to_plan(
-    directory, nodes, ranks, rows, row_bytes, exchange, hidden, quota, computing_s, batch_s,
-    gbyte_s, source_gbyte_s, disk, accumulate,
-):  # fmt: skip
     overrides = [
         f"shuffle.exchange={exchange}", f"optimizer.accumulate={accumulate}",
         f"mesh.dp_replicate={nodes * ranks}", "data.workers={threads=1}",
@@ -112,39 +107,29 @@ def hold_price_to_plan(
             Level(name="net", units=nodes, gbyte_s=gbyte_s),
         ),
         host=Host(cores=CORES),
-        storage=StorageRates(disk_read_gbyte_s=disk, node_read_gbyte_s=source_gbyte_s),
+        storage=StorageRates(
+            disk_read_gbyte_s=disk,
+            node_read_gbyte_s=source_gbyte_s,
+            read_gbyte_s=1.5 * source_gbyte_s,
+        ),
     )
     data = DataTimes(
         readers=ranks, num_rows=rows, evaluated_rows=0, row_bytes=row_bytes,
         source_row_bytes=row_bytes, batch_s=batch_s, batch_cores=1.0, staging_bytes_per_s=1e9,
         epoch_end_s=0.5, write_bytes_per_s=0.0,
     )  # fmt: skip
-    planned, epochs, fed, link_s = both(
+    planned, epoch, link_s = both(
         config, cluster, data, ranks=ranks, computing_s=computing_s, hidden=hidden
     )
     step_s = computing_s + link_s
-    price_s = epochs.epoch_s(fed, step_s, link_s, FORWARD_S)
-    waits_s = epochs.waits_s(fed, step_s, link_s, FORWARD_S)
-    assert fed.num_steps == planned.steps
-    assert fed.staging_s == pytest.approx(planned.staging_s)
-    assert waits_s["refresh"] == pytest.approx(planned.refresh_s, rel=0.25, abs=1.0)
-    # Rows on their way and gradients find each other on the link for at most the shorter of both
-    meets_s = fed.num_steps * min(link_s, fed.exchange_s)
-    # A loader's first batch, which the search leaves out
-    first_s = 2 * accumulate * max(batch_s, fed.disk_s) + step_s
-    assert price_s == pytest.approx(planned.epoch_s, rel=0.02, abs=meets_s + first_s)
-    if not meets_s and quota:
-        assert waits_s["windows"] == pytest.approx(planned.windows_s, rel=0.02, abs=first_s)
-
-
-@pytest.mark.xfail(raises=AssertionError, strict=True)
-def test_a_refresh_by_a_slow_disk_is_priced_as_it_is_simulated(directory):
-    # One example for which the property above does not hold yet: 27.0 s for 21.1 s.
-    hold_price_to_plan(
-        directory, nodes=1, ranks=2, rows=11057, row_bytes=2e3, exchange=0, hidden=0.4, quota=0.9,
-        computing_s=0.0625, batch_s=0.0625, gbyte_s=10.0, source_gbyte_s=0.1, disk=0.001,
-        accumulate=1,
-    )  # fmt: skip
+    folded, waits_s = epoch.plan(step_s, link_s, FORWARD_S)
+    assert folded.steps == planned.steps
+    assert folded.staging_s == pytest.approx(planned.staging_s)
+    assert folded.windows_s == pytest.approx(planned.windows_s, rel=1e-4)
+    assert folded.refresh_s == pytest.approx(planned.refresh_s, rel=1e-4)
+    assert folded.epoch_s == pytest.approx(planned.epoch_s, rel=1e-4)
+    assert folded.steps * step_s + sum(waits_s.values()) == pytest.approx(folded.epoch_s)
+    assert epoch.floor_s(step_s, FORWARD_S) <= folded.epoch_s
 
 
 def test_staging_beside_training_costs_as_much_in_a_price_as_in_a_plan(directory):
@@ -159,12 +144,13 @@ def test_staging_beside_training_costs_as_much_in_a_price_as_in_a_plan(directory
             batch_s=1e-4, batch_cores=1.0, staging_bytes_per_s=1e9, epoch_end_s=0.0,
             write_bytes_per_s=0.0,
         )  # fmt: skip
-        planned, epochs, fed, _ = both(
+        planned, epoch, _ = both(
             config, cluster, data, ranks=2, computing_s=computing_s, hidden=0.0
         )
         added_s = planned.staging_s + planned.late_rows_s
         assert planned.staging_s == pytest.approx(160 / 16)
         expected_s = 160.0 - 100 * computing_s * 15 / 16
-        assert added_s == pytest.approx(expected_s, rel=0.01)
-        assert epochs.staging_s(fed, 100 * computing_s) == pytest.approx(added_s, rel=0.01)
+        assert added_s == pytest.approx(expected_s, rel=1e-4)
+        folded, _ = epoch.plan(computing_s, 0.0, FORWARD_S)
+        assert folded.staging_s + folded.late_rows_s == pytest.approx(added_s, rel=1e-3)
         assert planned.run_s(3) == pytest.approx(3 * planned.epoch_s + added_s)

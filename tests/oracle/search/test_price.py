@@ -48,7 +48,7 @@ def pricing_of(parts: Parts, tmp_path: Path):
 
 
 def price(pricing: Pricing, group: Group, variant: Variant = ONE) -> dict[str, float]:
-    return pricing.pipeline_s(group, variant) | pricing.rest_s(group, variant)
+    return pricing.parts_s(group, variant)
 
 
 def test_work_is_operations_over_a_rate_then_bytes_over_a_rate_and_a_launch_each():
@@ -183,7 +183,6 @@ def test_no_floor_is_above_a_price(pricing_of):
             priced = pricing.pipeline_s(group, variant)
             busy_s = sum(priced.values()) - priced["bubble"]
             assert 0 < pricing.floor_s(group) <= busy_s
-            assert pricing.variant_floor_s(group, variant) <= busy_s
 
 
 def test_groups_that_lie_side_by_side_share_their_node_s_link(pricing_of):

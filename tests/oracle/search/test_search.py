@@ -13,7 +13,7 @@ from tonari.oracle.errors import OracleError
 from tonari.oracle.search.choices import Choices, Group, Variant, overrides
 from tonari.oracle.search.memory import MemoryOf
 from tonari.oracle.search.price import Pricing
-from tonari.oracle.search.search import Plans, _Found, _prepare, _Prices, search
+from tonari.oracle.search.search import Plans, _Fastest, _GroupSearch, _prepare, search
 from tonari.oracle.search.words import why_slower
 from tonari.plan.search import search_words
 from tonari.trainer.config.config import Config
@@ -87,7 +87,7 @@ def test_what_is_legal_is_what_the_trainer_lays_out(tmp_path: Path):
     assert len(legal) > 100
     for settings in sorted(legal)[::7]:
         lay_out(load(tmp_path, *settings), world_size)
-    # And what was left out of all that could be said, it refuses
+    # And what is not among them of all that could be said, it refuses
     refused = 0
     for pp in (1, 2, 4):
         for tp in (1, 2, 4):
@@ -168,17 +168,14 @@ def test_of_all_ways_that_fit_the_fastest_is_found(tmp_path):
         memory_of = MemoryOf(config, parts, choices, pricing)
         # Between any two ways, so that each is once the last that fits
         for limit in sorted({memory_of(group, variant) for variant in every}):
-            found = _Found(10, capacity_bytes=limit)
-            _Prices(group, None, choices, pricing, memory_of, found, prunes=True).add(
+            found = _Fastest(10, capacity_bytes=limit)
+            _GroupSearch(group, None, choices, pricing, memory_of, found, prunes=True).add(
                 choices.variants_of(group)
             )
             (chosen,) = found.best()
             assert chosen.memory_bytes <= limit
             fitting = [each for each in every if memory_of(group, each) <= limit]
-            fastest_s = min(
-                sum((pricing.pipeline_s(group, each) | pricing.rest_s(group, each)).values())
-                for each in fitting
-            )
+            fastest_s = min(pricing.step_s(group, each) for each in fitting)
             assert chosen.step_s == pytest.approx(fastest_s, rel=1e-8)
             found_ways.add(chosen.variant[2:6])
     ways = {(kind, offload) for kind, _, _, offload in found_ways}

@@ -13,7 +13,7 @@ from tonari.oracle.cluster.cluster import Cluster, Device, Host, Level
 from tonari.oracle.search.choices import Choices, Group, Variant, overrides
 from tonari.oracle.search.memory import MemoryOf
 from tonari.oracle.search.price import Pricing
-from tonari.oracle.search.search import Chosen, _Found, _prepare, _Prices, estimate, search
+from tonari.oracle.search.search import Chosen, _Fastest, _GroupSearch, _prepare, estimate, search
 from tonari.oracle.search.words import why_slower
 from tonari.plan.search import search_words
 from tonari.trainer.config.config import Config
@@ -70,8 +70,8 @@ class Searched:
     def choose(self, machine: Cluster, group: Group, start: Variant, limit: int) -> Chosen | None:
         """Find what the search makes of a variant in so much memory."""
         pricing, memory_of = self.on(machine)
-        found = _Found(1, capacity_bytes=limit)
-        prices = _Prices(group, None, self.choices, pricing, memory_of, found, prunes=True)
+        found = _Fastest(1, capacity_bytes=limit)
+        prices = _GroupSearch(group, None, self.choices, pricing, memory_of, found, prunes=True)
         prices.add([start])
         return next(iter(found.best()), None)
 
@@ -93,10 +93,6 @@ def whole(found: Searched) -> Group:
     return next(group for group in found.choices.groups() if group.microbatches == 1)
 
 
-def step_s(pricing: Pricing, group: Group, variant: Variant) -> float:
-    return sum((pricing.pipeline_s(group, variant) | pricing.rest_s(group, variant)).values())
-
-
 KINDS: tuple[Checkpointing, ...] = ("full", "selective")
 ONE = Variant("1f1b", 1, "none", False)
 
@@ -114,7 +110,7 @@ def test_no_assignment_of_blocks_is_faster_than_what_is_chosen(deep):
         pricing, memory_of = deep.on(machine)
         bare_bytes = memory_of(group, ONE) - 6 * block.stored(rows, "none") - ends
         copy_s = block.stored(rows, "none") / (RATE * factor * 1e9)
-        base_s = step_s(pricing, group, ONE)
+        base_s = pricing.step_s(group, ONE)
         every: set[tuple[int, float]] = set()
         for kind in KINDS:
             times = pricing._part_times(2, rows, 1, 1, kind, False, 1)
@@ -168,7 +164,7 @@ def test_on_every_mesh_the_fastest_that_fits_is_found(tmp_path, settings, text):
         for group in groups[:: max(len(groups) // 12, 1)]:
             for start in found.choices.variants_of(group)[::3]:
                 priced = [
-                    (memory_of(group, each), step_s(pricing, group, each))
+                    (memory_of(group, each), pricing.step_s(group, each))
                     for each in every_way(found, group, start)
                 ]
                 limits = sorted({num_bytes for num_bytes, _ in priced})

@@ -86,11 +86,11 @@ class StorageRates(_Table, frozen=True, kw_only=True):
 
     Attributes:
         read_gbyte_s: Of the shared filesystem, by all nodes together.
-        write_gbyte_s: Likewise.
+        write_gbyte_s: To it, by all nodes together.
         node_read_gbyte_s: That one node reads from it.
-        node_write_gbyte_s: Likewise.
-        disk_write_gbyte_s: Of a node's own disk.
-        disk_read_gbyte_s: Likewise.
+        node_write_gbyte_s: That one node writes to it.
+        disk_write_gbyte_s: To a node's own disk.
+        disk_read_gbyte_s: From a node's own disk.
         disk_gbyte: That caches may take of it, in 1e9 bytes.
     """
 
@@ -110,7 +110,7 @@ class Cluster(_Table, frozen=True, kw_only=True):
         name: For people.
         level: The innermost first: it is a node.
         device: None: what ranks compute must have been probed.
-        host: What is known of the rest of a node.
+        host: What else is known of a node.
         storage: What is known of it.
     """
 

@@ -50,7 +50,7 @@ class Route:
         return seconds
 
     def demands(self, num_bytes: int, seconds: float) -> tuple[tuple[Resource, float], ...]:
-        """Say which part of each link a message asks for that lasts so long."""
+        """List which part of each link a message asks for that lasts so long."""
         if not seconds:
             return ()
         pairs = zip(self.shares, self.gbyte_s, strict=True)

@@ -7,8 +7,8 @@ from functools import lru_cache
 from tonari.oracle.cluster.cluster import Cluster
 from tonari.oracle.cluster.links import Route, lay_route
 from tonari.oracle.cluster.probed import ProbedCluster
-from tonari.oracle.costs import Cost, Resource
-from tonari.oracle.machine import Curve, OneNode
+from tonari.oracle.costs import Resource, TaskCost
+from tonari.oracle.machine import MeasuredCurve, OneNode
 from tonari.oracle.probe.messages import EXCHANGE
 
 
@@ -16,8 +16,8 @@ from tonari.oracle.probe.messages import EXCHANGE
 class _Between:
     """Messages between nodes, by their bytes: seconds, and processors of all ranks together."""
 
-    seconds: Curve
-    cores: Curve
+    seconds: MeasuredCurve
+    cores: MeasuredCurve
     nodes: int
 
 
@@ -57,18 +57,20 @@ class Nodes:
         if timed is None:
             return None
         at = tuple(map(float, timed.num_bytes))
-        return _Between(Curve(at, timed.seconds), Curve(at, timed.cores), len(counts))
+        return _Between(
+            MeasuredCurve(at, timed.seconds), MeasuredCurve(at, timed.cores), len(counts)
+        )
 
     def cores(self, rank: int) -> Resource:
         """Name the processors that a rank computes on."""
         own = self._cores_of[rank] if self._cores_of else rank // self.cluster.ranks_per_node
         return "cores", str(own)
 
-    def compute(self, rank: int, seconds: float) -> Cost:
+    def compute(self, rank: int, seconds: float) -> TaskCost:
         """Price computation of a rank: one core."""
-        return Cost(seconds, ((self.cores(rank), 1.0),))
+        return TaskCost(seconds, ((self.cores(rank), 1.0),))
 
-    def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> Cost:
+    def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> TaskCost:
         """Price a message: processors of the nodes, and links.
 
         One of kind `tonari.oracle.probe.messages.EXCHANGE` that was not timed is a send.
@@ -83,20 +85,20 @@ class Nodes:
             slowdown = self.slowdown(("cores",), cores / timed.nodes)
             seconds = timed.seconds(num_bytes) / slowdown
         else:
-            busy = Cost(0.0)
+            busy = TaskCost(0.0)
             if self._node is not None and self._node.knows(kind):
                 busy = self._node.message(kind, ranks, num_bytes)
             seconds = max(busy.seconds, route.seconds(num_bytes))
             if not seconds:
-                return Cost(0.0)
+                return TaskCost(0.0)
             cores = sum(demand for _, demand in busy.demands) * busy.seconds / seconds
         shares: dict[Resource, float] = {}
         for rank in ranks if cores else ():
             shares[self.cores(rank)] = shares.get(self.cores(rank), 0.0) + cores / len(ranks)
-        return Cost(seconds, (*shares.items(), *route.demands(num_bytes, seconds)))
+        return TaskCost(seconds, (*shares.items(), *route.demands(num_bytes, seconds)))
 
     def slowdown(self, resource: Resource, demand: float) -> float:
-        """Say how much longer everything lasts where so much of a resource is wanted."""
+        """Compute how much longer everything lasts where so much of a resource is wanted."""
         if resource[0] == "cores":
             return 1.0 if self._node is None else self._node.slowdown(("cores",), demand)
         return max(1.0, demand)

@@ -42,7 +42,8 @@ QUOTA = "1GB"
 FIRST_BATCHES = 4
 """That are not counted: threads start."""
 MOST_BATCHES = 40
-TURNS = 3
+TIMED_ENDS = 3
+"""Of epochs."""
 WRITTEN_BYTES = 64 << 20
 
 
@@ -80,6 +81,10 @@ class DataTimes:
     write_bytes_per_s: float
     pieces: Pieces | None = None
     guessed_row_bytes: float | None = None
+
+    def core_s(self, *, batch_size: int) -> float:
+        """Compute what a core takes to decode and transform a row, of so many in a batch."""
+        return self.batch_s * self.batch_cores / batch_size
 
 
 def data_times(document: Mapping[str, Any]) -> DataTimes:
@@ -201,8 +206,8 @@ def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
 
 
 def _time_epochs(loader: ReplicaLoader, world: World) -> tuple[float, float, float]:
-    """Take batches of an epoch, and go to the next: seconds of a batch, processors, the turn."""
-    epochs = loader.epochs(1 + TURNS)
+    """Take batches of an epoch, and go to the next: seconds of a batch, processors, an end."""
+    epochs = loader.epochs(1 + TIMED_ENDS)
     next(epochs)
     num_batches = min(len(loader), FIRST_BATCHES + MOST_BATCHES)
     first = min(FIRST_BATCHES, num_batches - 1)
@@ -212,15 +217,15 @@ def _time_epochs(loader: ReplicaLoader, world: World) -> tuple[float, float, flo
             at[number] = _now(loader)
     took_s, cpu_s, waited_s = (at[num_batches] - at[first]).tolist()
     took_s = max(took_s - waited_s, 1e-9)
-    turns_s = []
-    for _ in range(TURNS):
+    ends_s = []
+    for _ in range(TIMED_ENDS):
         # In a run ranks meet in their last step; here one may be batches ahead of the other
         world.barrier(doing="timing the end of an epoch")
         started = time.perf_counter()
         next(epochs)
-        turns_s.append(time.perf_counter() - started)
+        ends_s.append(time.perf_counter() - started)
         next(iter(loader))
-    return took_s / (num_batches - first), cpu_s / took_s, statistics.median(turns_s)
+    return took_s / (num_batches - first), cpu_s / took_s, statistics.median(ends_s)
 
 
 def _now(loader: ReplicaLoader) -> NDArray[np.float64]:

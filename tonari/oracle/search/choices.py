@@ -14,6 +14,7 @@ from tonari.trainer.mesh.pipeline import check_microbatches
 from tonari.trainer.mesh.place import LOOPED, Schedule, num_stages
 from tonari.trainer.mesh.recompute import Checkpointing
 from tonari.trainer.models import StagedModel
+from tonari.trainer.run.build import RunLayout
 from tonari.trainer.run.memory import TRANSFORMERS
 
 VIRTUAL = (1, 2, 3, 4, 6, 8)
@@ -32,6 +33,11 @@ class Group(NamedTuple):
     sizes: tuple[int, ...]
     batch_size: int
     microbatches: int
+
+    @property
+    def rows(self) -> int:
+        """Of a microbatch."""
+        return self.batch_size // self.microbatches
 
 
 class Variant(NamedTuple):
@@ -64,6 +70,12 @@ class Variant(NamedTuple):
         return ("zbv" if self.schedule == "dualpipev" else kind), self.virtual
 
 
+def layout_of(group: Group, variant: Variant) -> RunLayout:
+    """Lay a configuration out as the trainer does."""
+    stages = num_stages(group.sizes[0], variant.schedule, variant.virtual)
+    return RunLayout(sizes=group.sizes, num_stages=stages, microbatches=group.microbatches)
+
+
 def overrides(group: Group, variant: Variant) -> tuple[str, ...]:
     """List the settings of a configuration, as `tonari train` takes them."""
     pp, dp_replicate, dp_shard, cp, tp = group.sizes
@@ -81,7 +93,7 @@ def overrides(group: Group, variant: Variant) -> tuple[str, ...]:
 
 
 def passes(check: Callable[[], object]) -> bool:
-    """Say whether a check of the settings lets them through."""
+    """Report whether a check of the settings lets them through."""
     try:
         check()
     except ConfigError:
@@ -134,8 +146,8 @@ class Choices:
 
     def _replicas(self, pp: int, cp: int, tp: int) -> Iterator[Group]:
         replicas = self._world_size // (pp * cp * tp)
-        batch_size, rest = divmod(self._rows, replicas * self._config.optimizer.accumulate)
-        if rest or not batch_size:
+        batch_size, remainder = divmod(self._rows, replicas * self._config.optimizer.accumulate)
+        if remainder or not batch_size:
             return
         for dp_shard in divisors(replicas):
             sizes = (pp, replicas // dp_shard, dp_shard, cp, tp)

@@ -1,14 +1,12 @@
-"""What is known of the training data where nothing was timed, or was."""
+"""What is known of the training data where nothing was timed."""
 
 import math
-from dataclasses import dataclass
 
 from dataio.base.errors import DataioError
 from dataio.base.sizes import parse_bytes
 from dataio.rows.fields import row_schema
 from tonari.oracle.errors import OracleError
 from tonari.oracle.probe.data import DataTimes
-from tonari.oracle.windows import Pieces
 from tonari.trainer.config.config import Config
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.run.build import make_fields, training_source
@@ -18,51 +16,16 @@ FILES = "files"
 """In place of numbers: count the rows of the config's own files."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataFacts:
-    """The training data, and what it takes to make batches of it.
-
-    Attributes:
-        num_rows: All of them.
-        row_bytes: As rows lie in the cache; mean.
-        probed_row_bytes: Read from the source for one, as it was counted; None: as many.
-        core_s: That a core takes to decode and transform a row; None: by the machine's file.
-        epoch_end_s: To the next epoch.
-        read_bytes_per_s: That one node reads from the source.
-        pieces: As of `DataTimes`.
-        guessed_row_bytes: Likewise.
-    """
-
-    num_rows: int
-    row_bytes: float
-    probed_row_bytes: float | None = None
-    core_s: float | None = None
-    epoch_end_s: float = 0.0
-    read_bytes_per_s: float = math.inf
-    pieces: Pieces | None = None
-    guessed_row_bytes: float | None = None
-
-    @property
-    def source_row_bytes(self) -> float:
-        """Read from the source for one; mean."""
-        return self.row_bytes if self.probed_row_bytes is None else self.probed_row_bytes
+def untimed(*, num_rows: int, row_bytes: float) -> DataTimes:
+    """Make data whose batches, reading and epoch ends take no time."""
+    return DataTimes(
+        readers=1, num_rows=num_rows, evaluated_rows=0, row_bytes=row_bytes,
+        source_row_bytes=row_bytes, batch_s=0.0, batch_cores=0.0, staging_bytes_per_s=math.inf,
+        epoch_end_s=0.0, write_bytes_per_s=0.0,
+    )  # fmt: skip
 
 
-def facts_of_probe(data: DataTimes, *, batch_size: int) -> DataFacts:
-    """Take what a probe timed, in batches of so many rows."""
-    return DataFacts(
-        num_rows=data.num_rows,
-        row_bytes=data.row_bytes,
-        probed_row_bytes=data.source_row_bytes,
-        core_s=data.batch_s * data.batch_cores / batch_size,
-        epoch_end_s=data.epoch_end_s,
-        read_bytes_per_s=data.staging_bytes_per_s,
-        pieces=data.pieces,
-        guessed_row_bytes=data.guessed_row_bytes,
-    )
-
-
-def read_facts(words: str, config: Config, own: Own | None = None) -> DataFacts:
+def read_data(words: str, config: Config, own: Own | None = None) -> DataTimes:
     """Take ``ROWSxBYTES``, such as ``1281167x110KB``, or count the config's own files.
 
     Of rows that all have one size, such as text, ``ROWS`` is enough.
@@ -77,7 +40,7 @@ def read_facts(words: str, config: Config, own: Own | None = None) -> DataFacts:
         return _count_files(config, one_bytes)
     try:
         given_bytes = parse_bytes(size) if times else one_bytes
-        found = DataFacts(num_rows=int(rows), row_bytes=float(given_bytes))
+        found = untimed(num_rows=int(rows), row_bytes=float(given_bytes))
     except ValueError as error:
         raise OracleError(f'--data is "{words}", expected {EXPECTED}') from error
     if found.num_rows < 1 or found.row_bytes < 1:
@@ -95,7 +58,7 @@ EXPECTED = (
 )
 
 
-def _count_files(config: Config, one_bytes: int) -> DataFacts:
+def _count_files(config: Config, one_bytes: int) -> DataTimes:
     try:
         source = training_source(config)
     except (DataioError, ConfigError) as error:
@@ -108,4 +71,4 @@ def _count_files(config: Config, one_bytes: int) -> DataFacts:
             f"--data {FILES}: {source.name} has {source.num_samples:,} rows, and does not know "
             f"their bytes; give both, such as --data {source.num_samples}x110KB"
         )
-    return DataFacts(num_rows=source.num_samples, row_bytes=total_bytes / source.num_samples)
+    return untimed(num_rows=source.num_samples, row_bytes=total_bytes / source.num_samples)

@@ -3,11 +3,10 @@
 from functools import lru_cache
 from operator import mul
 
-from tonari.oracle.search.choices import Choices, Group, Variant
+from tonari.oracle.search.choices import Choices, Group, Variant, layout_of
 from tonari.oracle.search.parts import Parts
-from tonari.oracle.search.price import Holder, Pricing
+from tonari.oracle.search.price import PipelineRanks, Pricing
 from tonari.trainer.config.config import Config
-from tonari.trainer.mesh.place import num_stages
 from tonari.trainer.mesh.recompute import Checkpointing
 from tonari.trainer.run.build import RunLayout
 from tonari.trainer.run.memory import (
@@ -48,20 +47,17 @@ class MemoryOf:
             variant.schedule, variant.checkpointing, variant.sequence_parallel
         )
         assert mesh is not None, "a choice is legal"
-        layout = RunLayout(
-            sizes=group.sizes,
-            num_stages=num_stages(pp, variant.schedule, variant.virtual),
-            microbatches=group.microbatches,
-        )
-        rows = group.batch_size // group.microbatches
+        layout = layout_of(group, variant)
         most = 0
         for holder in self._pricing.holders(pp, *variant.cut):
             counted = self._counted(holder, tp, dp_shard * cp)
-            passing = self._swapped(holder, rows, cp, variant.swaps)[1] if variant.swaps else 0
+            passing = (
+                self._swapped(holder, group.rows, cp, variant.swaps)[1] if variant.swaps else 0
+            )
             memory = memory_of(
                 counted,
                 self._stored(
-                    holder, rows, cp, variant.checkpointing, variant.blocks, variant.swaps
+                    holder, group.rows, cp, variant.checkpointing, variant.blocks, variant.swaps
                 ),
                 passing,
                 mesh=mesh,
@@ -93,14 +89,9 @@ class MemoryOf:
         if limit is None or not variant.swaps:
             return True
         pp, _, dp_shard, cp, tp = group.sizes
-        layout = RunLayout(
-            sizes=group.sizes,
-            num_stages=num_stages(pp, variant.schedule, variant.virtual),
-            microbatches=group.microbatches,
-        )
-        rows = group.batch_size // group.microbatches
+        layout = layout_of(group, variant)
         most = max(
-            self._swapped(holder, rows, cp, variant.swaps)[0]
+            self._swapped(holder, group.rows, cp, variant.swaps)[0]
             * under_way(variant.schedule, pp, holder.pp_rank, layout)
             for holder in self._pricing.holders(pp, *variant.cut)
         )
@@ -117,21 +108,16 @@ class MemoryOf:
 
     def _floor_of_parameters(self, pp: int, tp: int, shards: int) -> Memory:
         counts = self.parts.counts(range(len(self.parts.kind_of_block)), first=True, last=True)
-        whole = self._count(Holder(0, counts, ()), tp, shards)
+        whole = self._count(PipelineRanks(0, counts, ()), tp, shards)
         # The fullest of a pipeline's ranks holds the mean of them at least
         mean = Counted(whole=whole.whole // pp, own=whole.own // pp, largest_block=0)
         layout = RunLayout(sizes=(pp, 1, shards, 1, tp), num_stages=pp, microbatches=1)
         return memory_of(
-            mean,
-            0,
-            mesh=self._config.mesh,
-            layout=layout,
-            optimizer=self._config.optimizer,
-            model_kind=self._config.model.kind,
-            pp_rank=0,
-        )
+            mean, 0, mesh=self._config.mesh, layout=layout, optimizer=self._config.optimizer,
+            model_kind=self._config.model.kind, pp_rank=0,
+        )  # fmt: skip
 
-    def _count(self, holder: Holder, tp: int, shards: int) -> Counted:
+    def _count(self, holder: PipelineRanks, tp: int, shards: int) -> Counted:
         pairs = [*zip(holder.counts, self.parts.all, strict=True)]
         own = sum(count * part.num_parameters(tp, shards) for count, part in pairs)
         return Counted(
@@ -144,7 +130,7 @@ class MemoryOf:
         )
 
     def _stored_bytes(
-        self, holder: Holder, rows: int, cp: int, checkpointing: Checkpointing, blocks: int,
+        self, holder: PipelineRanks, rows: int, cp: int, checkpointing: Checkpointing, blocks: int,
         swaps: int,
     ) -> int:  # fmt: skip
         counts, stages = holder.without(self.parts, swaps)
@@ -155,7 +141,9 @@ class MemoryOf:
             stored += redone * part.stored(rows, checkpointing)
         return stored // cp
 
-    def _swapped_bytes(self, holder: Holder, rows: int, cp: int, swaps: int) -> tuple[int, int]:
+    def _swapped_bytes(
+        self, holder: PipelineRanks, rows: int, cp: int, swaps: int
+    ) -> tuple[int, int]:
         """Count what a rank swaps of a microbatch, and what of it is on the device at a time."""
         of_stages = [self.parts.swapped(order, swaps) for order in holder.orders]
         each = [part.stored(rows, "none") // cp for part in self.parts.kinds]

@@ -60,7 +60,7 @@ class Work(NamedTuple):
     operators: float = 0.0
 
 
-class Sent(NamedTuple):
+class SentMessage(NamedTuple):
     """A message of a pass, along one axis; see `tonari.oracle.record.Message` for the bytes."""
 
     kind: str
@@ -71,7 +71,7 @@ class Pass(NamedTuple):
     """One way over a part: its work, and its messages along the axis that it is split over."""
 
     work: Work
-    sent: tuple[Sent, ...] = ()
+    sent: tuple[SentMessage, ...] = ()
 
 
 class Passes(NamedTuple):
@@ -79,7 +79,7 @@ class Passes(NamedTuple):
 
     Attributes:
         forward: Over the part.
-        backward: Likewise, without what is computed again.
+        backward: Back over it, without what is computed again.
         again: Of the forward pass, the work that selective recomputation repeats.
     """
 
@@ -217,7 +217,7 @@ class Parts:
             config: The settings; of the mesh only the precision and loss_parallel count.
             model: Of the config, whole and without data.
             tp: The fewest ranks over which the search splits it; 1: none.
-            cp: Likewise.
+            cp: The fewest ranks over which it splits the sequence; 1: none.
             sequential: Whether the search tries sequence_parallel.
 
         Raises:
@@ -442,7 +442,7 @@ def _kept(part: StagedModel, *, recomputes: bool = False) -> tuple[int, int]:
 
 
 def _pass(events: Sequence[Event]) -> Pass:
-    sent = [Sent(e.kind, float(e.num_bytes)) for e in events if isinstance(e, Message)]
+    sent = [SentMessage(e.kind, float(e.num_bytes)) for e in events if isinstance(e, Message)]
     return Pass(_work([e for e in events if isinstance(e, Operator)]), tuple(sent))
 
 

@@ -1,7 +1,7 @@
 """What a step of a configuration takes, by equations: computation, bubble, messages.
 
-An estimate to rank configurations by, which takes microseconds. `tonari.oracle.plan.plan_step`,
-which simulates steps that were timed, stays the accurate one. Its assumptions:
+It stands in for a step that nobody timed, and takes microseconds; what data adds to it is planned
+by `tonari.oracle.epoch`, as for a step that was timed. Its assumptions:
 
 - A pass takes its products at ``efficiency`` of the peak, or their bytes at the memory's rate if
   that is longer, then the bytes of all else; at least a launch an operator. Nothing is fused.
@@ -16,7 +16,7 @@ which simulates steps that were timed, stays the accurate one. Its assumptions:
   of all blocks of their stage but the first; what takes longer is waited for.
 - As many groups of one axis as lie side by side in a node share its links at a time.
 
-Left out: the loss, clipping, norms across ranks, loading data, checkpoints, compilation.
+Not priced: the loss, clipping, norms across ranks, loading data, checkpoints, compilation.
 """
 
 import math
@@ -30,7 +30,7 @@ from typing import NamedTuple
 from tonari.oracle.cluster.cluster import Cluster, Device
 from tonari.oracle.cluster.links import Route, lay_route
 from tonari.oracle.search.choices import Group, Variant
-from tonari.oracle.search.parts import Parts, Passes, Sent, Work
+from tonari.oracle.search.parts import Parts, Passes, SentMessage, Work
 from tonari.trainer.config.config import Config
 from tonari.trainer.mesh.parallelize import stage_blocks
 from tonari.trainer.mesh.place import LOOPED, SPLIT, Schedule, num_stages, stages_of
@@ -40,45 +40,42 @@ UPDATE_ACCESSES = {"sgd": 5, "adamw": 7}
 """Numbers that an update reads and writes for each parameter; of another optimizer, as AdamW."""
 
 
-class Holder(NamedTuple):
+class PipelineRanks(NamedTuple):
     """Ranks of a pipeline that hold as much.
 
     Attributes:
         pp_rank: The first of them.
         counts: How many it has of each of `Parts.all`.
-        stages: Of each of its stages, how many blocks of each kind.
         orders: Of each of its stages, the kind of each block, in their order.
     """
 
     pp_rank: int
     counts: tuple[int, ...]
-    stages: tuple[tuple[int, ...], ...]
-    orders: tuple[tuple[int, ...], ...] = ()
+    orders: tuple[tuple[int, ...], ...]
 
     def without(
         self, parts: Parts, swaps: int
     ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-        """Count its parts, and the blocks of its stages, that do not swap."""
-        if not swaps:
-            return self.counts, self.stages
+        """Count its parts, and the blocks of each kind of its stages, that do not swap."""
+        kinds = range(len(parts.kinds))
         stages = tuple(
-            tuple(map(sub, stage, parts.swapped(order, swaps)))
-            for stage, order in zip(self.stages, self.orders, strict=True)
+            tuple(map(sub, map(order.count, kinds), parts.swapped(order, swaps)))
+            for order in self.orders
         )
         return (*self.counts[:2], *map(sum, zip(*stages, strict=True))), stages
 
 
-class Times(NamedTuple):
+class MicrobatchTimes(NamedTuple):
     """Seconds of one microbatch on a rank, or of a part of it.
 
     Attributes:
         forward_s: Computing.
-        backward_s: Likewise, without what is computed again.
+        backward_s: Computing gradients, without what is computed again.
         again_s: Computing again.
         tp_forward_s: Messages of tp.
-        tp_backward_s: Likewise, those of what is computed again included.
+        tp_backward_s: The same of the backward pass, with what is computed again.
         cp_forward_s: Messages of cp.
-        cp_backward_s: Likewise.
+        cp_backward_s: The same of the backward pass, with what is computed again.
         swap_out_s: Waiting for activations to leave.
         swap_back_s: Waiting for them to come back.
     """
@@ -128,7 +125,7 @@ def bubble_s(
         virtual: Stages a rank, where the schedule is looped.
         microbatches: Of a batch.
         forward_s: Of a microbatch, over all stages of a rank.
-        backward_s: Likewise; half of it is for the input, and half for the weights.
+        backward_s: The same; half of it is for the input, and half for the weights.
 
     Sources: of 1F1B and interleaving, Narayanan et al., SC 2021; of the split backward pass, Qi et
     al., Zero bubble pipeline parallelism, ICLR 2024; of DualPipeV, DeepSeek's own table. What they
@@ -150,7 +147,7 @@ def bubble_s(
         return max(many_s, few_s)
     looped = virtual if schedule in LOOPED else 1
     back_s = half_s if schedule in SPLIT else backward_s
-    # The first one's way past all ranks and back, and the others behind it, as far as it is longer
+    # The passes of the first one over all ranks, and the others behind it, as far as it is longer
     way_s = pp * (forward_s + back_s) - microbatches * (forward_s + backward_s)
     way_s += (microbatches - 1) * (forward_s + back_s) / looped + (backward_s - back_s) / looped
     if schedule != "zero_bubble":
@@ -184,22 +181,15 @@ class Pricing:
         self._slowest = lru_cache(maxsize=None)(self._find_slowest)
         self._floor = lru_cache(maxsize=None)(self._floor_of_rows)
         self._dp_messages = lru_cache(maxsize=None)(self._time_dp)
-        self._all_parameters = lru_cache(maxsize=None)(self._count_all)
 
     def floor_s(self, group: Group) -> float:
         """Bound from below what any configuration of a group takes.
 
         That is computation, and messages of tp and cp, shared evenly among a pipeline's ranks.
         """
-        rows = group.batch_size // group.microbatches
         pp, _, _, cp, tp = group.sizes
-        passes = group.microbatches * self._config.optimizer.accumulate
         # A little less: sums are rounded in another order
-        return passes * self._floor(rows, cp, tp) / pp * (1 - 1e-9)
-
-    def variant_floor_s(self, group: Group, variant: Variant) -> float:
-        """Bound from below what a configuration takes: its slowest rank, without a bubble."""
-        return self._passes(group) * sum(self._times(group, variant)) * (1 - 1e-9)
+        return self._passes(group) * self._floor(group.rows, cp, tp) / pp * (1 - 1e-9)
 
     def pipeline_s(self, group: Group, variant: Variant) -> dict[str, float]:
         """Price all but messages of dp and pp, and the update.
@@ -223,16 +213,19 @@ class Pricing:
             "cp": passes * (times.cp_forward_s + times.cp_backward_s),
         }
 
-    def rest_s(self, group: Group, variant: Variant) -> dict[str, float]:
-        """Price what `pipeline_s` leaves: ``"dp"``, ``"pp"``, ``"update"`` and ``"offload"``."""
+    def parts_s(self, group: Group, variant: Variant) -> dict[str, float]:
+        """Price a step: to `pipeline_s` come ``"dp"``, ``"pp"``, ``"update"`` and ``"offload"``."""
         times = self._times(group, variant)
-        own = self._own_parameters(group, variant) if variant.offload else 0
-        return {
+        return self.pipeline_s(group, variant) | {
             "dp": self._dp_s(group, variant, times),
             "pp": self._pp_s(group, variant),
             "update": self._update_s(group, variant),
-            "offload": self._offload_s(group, own),
+            "offload": self.offload_s(group, variant) if variant.offload else 0.0,
         }
+
+    def step_s(self, group: Group, variant: Variant) -> float:
+        """Price a step, in all."""
+        return sum(self.parts_s(group, variant).values())
 
     def messages_s(self, group: Group, variant: Variant) -> float:
         """Price messages of dp and pp.
@@ -242,7 +235,7 @@ class Pricing:
         return self._dp_s(group, variant, self._times(group, variant)) + self._pp_s(group, variant)
 
     def forward_s(self, group: Group, variant: Variant) -> float:
-        """Price a batch's way past all stages, and no way back, for which nothing swaps."""
+        """Price a batch's forward pass over all stages, without a backward pass or swaps."""
         times = self._times(group, variant)
         one_s = times.whole_forward_s - times.swap_out_s
         return (group.microbatches + group.sizes[0] - 1) * one_s
@@ -267,15 +260,14 @@ class Pricing:
     def _passes(self, group: Group) -> int:
         return group.microbatches * self._config.optimizer.accumulate
 
-    def _times(self, group: Group, variant: Variant) -> Times:
+    def _times(self, group: Group, variant: Variant) -> MicrobatchTimes:
         pp, _, _, cp, tp = group.sizes
-        rows = group.batch_size // group.microbatches
         # A backward pass that goes twice over a stage computes it again twice
         repeats = 2 if variant.schedule in SPLIT and variant.checkpointing == "full" else 1
         return self._slowest(
             pp,
             variant.cut,
-            rows,
+            group.rows,
             cp,
             tp,
             variant.checkpointing,
@@ -288,7 +280,7 @@ class Pricing:
     def _find_slowest(
         self, pp: int, cut: tuple[Schedule, int], rows: int, cp: int, tp: int,
         checkpointing: str, blocks: int, sequential: bool, repeats: int, swaps: int,
-    ) -> Times:  # fmt: skip
+    ) -> MicrobatchTimes:  # fmt: skip
         found = []
         for holder in self.holders(pp, *cut):
             _, stages = holder.without(self.parts, swaps)
@@ -301,7 +293,7 @@ class Pricing:
             ]
             counts = [count for count, _ in each]
             fields = zip(*(times for _, times in each), strict=True)
-            times = Times(*(sum(map(mul, counts, field)) for field in fields))
+            times = MicrobatchTimes(*(sum(map(mul, counts, field)) for field in fields))
             if swaps:
                 out_s = back_s = 0.0
                 for order, stage in zip(holder.orders, stages, strict=True):
@@ -341,7 +333,7 @@ class Pricing:
     def _time_part(
         self, number: int, rows: int, cp: int, tp: int, checkpointing: str, sequential: bool,
         repeats: int,
-    ) -> Times:  # fmt: skip
+    ) -> MicrobatchTimes:  # fmt: skip
         part, own_rows = self.parts.all[number], rows / cp
         works: tuple[Callable[[Passes], Work], ...] = (
             lambda each: each.forward.work,
@@ -369,12 +361,12 @@ class Pricing:
                 sum(self._cp_message_s(each, rows, cp, tp, part.cp) for each in way.sent)
                 for way in (part.apart.forward, part.apart.backward)
             )
-        return Times(
+        return MicrobatchTimes(
             forward_s, backward_s, again_s, tp_s[0], tp_s[1] + again * tp_s[0], cp_s[0],
             cp_s[1] + again * cp_s[0],
         )  # fmt: skip
 
-    def _cp_message_s(self, sent: Sent, rows: int, cp: int, tp: int, traced: int) -> float:
+    def _cp_message_s(self, sent: SentMessage, rows: int, cp: int, tp: int, traced: int) -> float:
         # What a rank sends to all others shrinks with its part of the sequence
         whole = sent.num_bytes * (traced if sent.kind == "all_to_all" else 1) * rows / tp
         return self.route(sent.kind, tp, cp).seconds(int(whole))
@@ -390,24 +382,21 @@ class Pricing:
             for way in ways
         )
 
-    def _holders(self, pp: int, schedule: Schedule, virtual: int) -> tuple[Holder, ...]:
+    def _holders(self, pp: int, schedule: Schedule, virtual: int) -> tuple[PipelineRanks, ...]:
         stages, blocks = num_stages(pp, schedule, virtual), len(self.parts.kind_of_block)
-        found: dict[object, Holder] = {}
+        found: dict[object, PipelineRanks] = {}
         for pp_rank in range(pp):
             own = stages_of(pp_rank, pp, schedule, virtual)
             numbers = [[*stage_blocks(stage, stages, num_blocks=blocks)] for stage in own]
             counts = self.parts.counts(
                 [*chain.from_iterable(numbers)], first=0 in own, last=stages - 1 in own
             )
-            of_stages = tuple(
-                self.parts.counts(each, first=False, last=False)[2:] for each in numbers
-            )
             # In which order its stages lie makes no difference
             orders = tuple(
                 tuple(self.parts.kind_of_block[number] for number in each) for each in numbers
             )
             key = counts, tuple(sorted(orders))
-            found.setdefault(key, Holder(pp_rank, counts, of_stages, orders))
+            found.setdefault(key, PipelineRanks(pp_rank, counts, orders))
         return tuple(found.values())
 
     def _route(self, kind: str, stride: int, count: int) -> Route:
@@ -424,13 +413,9 @@ class Pricing:
         pp, _, _, cp, tp = group.sizes
         if pp == 1:
             return 0.0
-        rows = group.batch_size // group.microbatches
         model = self.parts.model
-        shape = model.hidden_shape_before(min(1, model.num_blocks), rows)
-        num_bytes = COMPUTE_BYTES[self._config.mesh.dtype]
-        for size in shape:
-            num_bytes *= size
-        num_bytes //= cp
+        shape = model.hidden_shape_before(min(1, model.num_blocks), group.rows)
+        num_bytes = COMPUTE_BYTES[self._config.mesh.dtype] * math.prod(shape) // cp
         one_s = self.route("send", self._world_size // pp, 2).seconds(num_bytes // tp)
         if tp > 1 and not variant.sequence_parallel:
             # Each sends its part of what all of them hold, and has the others' from its peers
@@ -439,7 +424,7 @@ class Pricing:
         # Forward and back, past each of the rank's stages, and until the first one has arrived
         return 2 * one_s * (self._passes(group) * stages + pp - 1)
 
-    def _dp_s(self, group: Group, variant: Variant, times: Times) -> float:
+    def _dp_s(self, group: Group, variant: Variant, times: MicrobatchTimes) -> float:
         gather_s, scatter_s, reduce_s, ends_s = self._dp_messages(group.sizes, variant.cut)
         if group.sizes[0] > 1:
             first_s = times.whole_forward_s
@@ -499,15 +484,6 @@ class Pricing:
         link = (self.cluster.host.device_gbyte_s or math.inf) * 1e9
         return min(link, self._host_bytes_per_s)
 
-    def offload_floor_s(self, group: Group) -> float:
-        """Bound from below what offloading adds to a step of any configuration of a group."""
-        pp, _, dp_shard, cp, tp = group.sizes
-        return self._offload_s(group, self._all_parameters(tp, dp_shard * cp) / pp) * (1 - 1e-9)
-
-    def _count_all(self, tp: int, shards: int) -> int:
-        counts = self.parts.counts(range(len(self.parts.kind_of_block)), first=True, last=True)
-        return self._count(counts, tp, shards)
-
     def _count(self, counts: Sequence[int], tp: int, shards: int) -> int:
         return sum(
             count * part.num_parameters(tp, shards)
@@ -522,16 +498,12 @@ class Pricing:
         )
 
     def _update_s(self, group: Group, variant: Variant) -> float:
-        num_bytes = self._own_parameters(group, variant) * self._accessed_bytes
+        accesses = UPDATE_ACCESSES.get(self._config.optimizer.kind, UPDATE_ACCESSES["adamw"])
+        own = self._own_parameters(group, variant)
+        num_bytes = own * accesses * FLOAT_BYTES[self._config.mesh.dtype]
         if variant.offload:
             return num_bytes / self._host_bytes_per_s
         return num_bytes / (self.device.memory_gbyte_s * 1e9)
-
-    @property
-    def _accessed_bytes(self) -> int:
-        """Bytes that an update reads and writes for each parameter."""
-        accesses = UPDATE_ACCESSES.get(self._config.optimizer.kind, UPDATE_ACCESSES["adamw"])
-        return accesses * FLOAT_BYTES[self._config.mesh.dtype]
 
     @property
     def _host_bytes_per_s(self) -> float:
@@ -539,10 +511,11 @@ class Pricing:
         here = min(self.cluster.ranks_per_node, self._world_size)
         return (self.cluster.host.memory_gbyte_s or math.inf) * 1e9 / here
 
-    def _offload_s(self, group: Group, own: float) -> float:
-        """Price copies of parameters to a device, and of gradients from it."""
+    def offload_s(self, group: Group, variant: Variant) -> float:
+        """Price copies of parameters to a device and of gradients from it, were they offloaded."""
         # Without a pipeline parameters come for each way over a block, and gradients go each time
         accumulate = self._config.optimizer.accumulate
         copies = 2 * accumulate if group.sizes[0] > 1 else 3 * self._passes(group)
+        own = self._own_parameters(group, variant)
         num_bytes = own * FLOAT_BYTES[self._config.mesh.dtype]
         return copies * num_bytes / ((self.cluster.host.device_gbyte_s or math.inf) * 1e9)

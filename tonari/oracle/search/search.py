@@ -4,14 +4,15 @@ import heapq
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tonari.names import EXAMPLES
 from tonari.oracle.cluster.cluster import Cluster, Device
+from tonari.oracle.epoch import PlannedEpoch
 from tonari.oracle.errors import OracleError
 from tonari.oracle.search.choices import Choices, Group, Variant, overrides
-from tonari.oracle.search.epoch import Epochs, Fed
+from tonari.oracle.search.epoch import Epochs, GroupEpoch
 from tonari.oracle.search.memory import MemoryOf
 from tonari.oracle.search.parts import WHOLE, Parts
 from tonari.oracle.search.price import Pricing
@@ -67,7 +68,7 @@ class Plans:
         unfit: Those of them that were found not to fit into a rank's memory, or whose cache does
             not fit on a node's disk.
         pruned: Those whose bound was above the last candidate's time, so that neither their
-            memory nor the rest of their time was worked out.
+            memory nor their time in full was worked out.
         priced: The others.
     """
 
@@ -86,10 +87,11 @@ class Chosen(NamedTuple):
 
     group: Group
     variant: Variant
-    epochs: Epochs | None
     step_s: float
     parts_s: dict[str, float]
     memory_bytes: int
+    data: GroupEpoch | None = None
+    planned: PlannedEpoch | None = None
 
     @property
     def whole_s(self) -> float:
@@ -107,7 +109,7 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.9g}")
 
 
-class _Found:
+class _Fastest:
     """The best so far, and what became of all."""
 
     def __init__(self, top: int, *, capacity_bytes: int) -> None:
@@ -175,7 +177,7 @@ def search(
     bounded = [(pricing.floor_s(group), group) for group in choices.groups()]
     every = []
     for each in epochs or (None,):
-        found = _Found(top, capacity_bytes=capacity_bytes)
+        found = _Fastest(top, capacity_bytes=capacity_bytes)
         _search_one(bounded, choices, pricing, memory_of, found, each, prunes=prunes)
         every.append(found)
     if not any(found.priced for found in every):
@@ -208,26 +210,25 @@ def search(
 
 def _search_one(
     bounded: Sequence[tuple[float, Group]], choices: Choices, pricing: Pricing,
-    memory_of: MemoryOf, found: _Found, epochs: Epochs | None, *, prunes: bool,
+    memory_of: MemoryOf, found: _Fastest, epochs: Epochs | None, *, prunes: bool,
 ) -> None:  # fmt: skip
     """Price configurations group by group, those of the lowest bound first."""
-    feeds = {group: epochs.fed(group) for _, group in bounded} if epochs else {}
+    of_groups = {group: epochs.of(group) for _, group in bounded} if epochs else {}
     floors = [
-        (epochs.epoch_s(fed, floor_s) if epochs and (fed := feeds[group]) else floor_s, group)
+        (data.floor_s(floor_s) if (data := of_groups.get(group)) else floor_s, group)
         for floor_s, group in bounded
     ]
     # From some on all bounds are above the limit
     for floor_s, group in sorted(floors):
-        variants, fed = choices.variants_of(group), feeds.get(group)
+        variants, data = choices.variants_of(group), of_groups.get(group)
         found.legal += len(variants)
-        if epochs and fed is None:
+        if epochs and data is None:
             found.unfit += len(variants)
             found.without_disk += len(variants)
         elif prunes and floor_s > found.limit_s:
             found.pruned += len(variants)
         else:
-            given = (epochs, fed) if epochs and fed else None
-            _Prices(group, given, choices, pricing, memory_of, found, prunes).add(variants)
+            _GroupSearch(group, data, choices, pricing, memory_of, found, prunes).add(variants)
 
 
 def estimate(
@@ -248,8 +249,8 @@ def estimate(
         mesh.schedule, mesh.virtual if mesh.schedule in LOOPED else 1, mesh.checkpointing,
         mesh.sequence_parallel, mesh.checkpointing_blocks, mesh.offload, mesh.swap_blocks,
     )  # fmt: skip
-    parts_s = pricing.pipeline_s(group, variant) | pricing.rest_s(group, variant)
-    chosen = Chosen(group, variant, None, sum(parts_s.values()), parts_s, memory_of(group, variant))
+    parts_s = pricing.parts_s(group, variant)
+    chosen = Chosen(group, variant, sum(parts_s.values()), parts_s, memory_of(group, variant))
     return _candidate(chosen, parts_s, rows=rows, num_nodes=num_nodes)
 
 
@@ -287,15 +288,15 @@ def _fewest(sizes: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
-class _Prices:
+class _GroupSearch:
     """Prices the configurations of one group, and remembers the best."""
 
     group: Group
-    data: tuple[Epochs, Fed] | None
+    data: GroupEpoch | None
     choices: Choices
     pricing: Pricing
     memory_of: MemoryOf
-    found: _Found
+    found: _Fastest
     prunes: bool
 
     def add(self, variants: Sequence[Variant]) -> None:
@@ -305,22 +306,21 @@ class _Prices:
         if not (whole or light):
             found.unfit += len(variants)
             return
-        added_s = 0.0 if whole else pricing.offload_floor_s(group)
         for variant in variants:
-            if self._is_slower(pricing.variant_floor_s(group, variant) + added_s):
-                found.pruned += 1
-                continue
             # What is computed again and offloaded adds to it; sums are rounded in another order
-            parts_s = pricing.pipeline_s(group, variant)
-            bound_s = sum(parts_s.values()) + added_s
+            bound_s = sum(pricing.pipeline_s(group, variant).values())
+            bound_s += 0.0 if whole else pricing.offload_s(group, variant)
             if self._is_slower(bound_s * (1 - 1e-9)) or self._is_slower(
                 (bound_s + pricing.messages_s(group, variant)) * (1 - 1e-9)
             ):
                 found.pruned += 1
                 continue
             fitting = self._lighten(variant, whole=whole, offloads=light)
-            if fitting:
-                found.add(min(map(self._price, fitting), key=lambda one: one.rank))
+            fastest = self._find_fastest(fitting)
+            if fastest:
+                found.add(fastest)
+            elif fitting:
+                found.pruned += 1
             else:
                 found.unfit += 1
 
@@ -388,33 +388,45 @@ class _Prices:
         return self.memory_of.has_room(self.group, variant)
 
     def _busy_s(self, variant: Variant) -> float:
-        group, pricing = self.group, self.pricing
-        return sum(pricing.pipeline_s(group, variant).values()) + sum(
-            pricing.rest_s(group, variant).values()
-        )
+        return self.pricing.step_s(self.group, variant)
 
     def _fits(self, variant: Variant) -> bool:
         return self.memory_of(self.group, variant) <= self.found.capacity_bytes
 
     def _is_slower(self, step_s: float) -> bool:
         """Report whether nothing with a step of at least so long is among the best."""
-        if not self.prunes:
-            return False
-        whole_s = self.data[0].epoch_s(self.data[1], step_s) if self.data else step_s
-        return whole_s > self.found.limit_s
+        return self.prunes and self._floor_s(step_s) > self.found.limit_s
+
+    def _floor_s(self, step_s: float, forward_s: float = 0.0) -> float:
+        """Bound from below what is compared of a configuration; without data it is the step."""
+        return self.data.floor_s(step_s, forward_s) if self.data else step_s
+
+    def _find_fastest(self, fitting: Sequence[Variant]) -> Chosen | None:
+        """Price ways of a variant, the lowest bound first; None: none is among the best."""
+        bounded = []
+        for number, variant in enumerate(fitting):
+            forward_s = self.pricing.forward_s(self.group, variant)
+            bounded.append((self._floor_s(self._busy_s(variant), forward_s), number))
+        limit_s = self.found.limit_s if self.prunes and self.data else math.inf
+        best: Chosen | None = None
+        for floor_s, number in sorted(bounded):
+            if floor_s > limit_s or (best is not None and floor_s > best.whole_s * (1 + 1e-8)):
+                break
+            one = self._price(fitting[number])
+            best = one if best is None else min(best, one, key=lambda each: each.rank)
+        return best
 
     def _price(self, variant: Variant) -> Chosen:
         group, pricing = self.group, self.pricing
-        parts_s = pricing.pipeline_s(group, variant) | pricing.rest_s(group, variant)
-        step_s, epochs = sum(parts_s.values()), None
-        if self.data:
-            epochs, fed = self.data
-            waits_s = epochs.waits_s(
-                fed, step_s, pricing.link_s(group, variant), pricing.forward_s(group, variant)
-            )
-            parts_s = {name: fed.num_steps * each for name, each in parts_s.items()} | waits_s
-        memory_bytes = self.memory_of(group, variant)
-        return Chosen(group, variant, epochs, step_s, parts_s, memory_bytes)
+        parts_s = pricing.parts_s(group, variant)
+        step_s, memory_bytes = sum(parts_s.values()), self.memory_of(group, variant)
+        if not self.data:
+            return Chosen(group, variant, step_s, parts_s, memory_bytes)
+        planned, waits_s = self.data.plan(
+            step_s, pricing.link_s(group, variant), pricing.forward_s(group, variant)
+        )
+        parts_s = {name: planned.steps * each for name, each in parts_s.items()} | waits_s
+        return Chosen(group, variant, step_s, parts_s, memory_bytes, self.data, planned)
 
 
 def _least(
@@ -447,7 +459,7 @@ def _least(
 
 
 def _nothing(
-    found: _Found, choices: Choices, memory_of: MemoryOf, cluster: Cluster, *, offloads: bool,
+    found: _Fastest, choices: Choices, memory_of: MemoryOf, cluster: Cluster, *, offloads: bool,
     swaps: bool, world_size: int, rows: int,
 ) -> OracleError:  # fmt: skip
     if not found.legal:
@@ -472,29 +484,23 @@ def _nothing(
 
 
 def _candidate(chosen: Chosen, best_s: dict[str, float], *, rows: int, num_nodes: int) -> Candidate:
-    group, variant, epochs, step_s, parts_s, memory_bytes = chosen
-    settings = overrides(group, variant)
-    found = Candidate(
+    group, variant, step_s, parts_s, memory_bytes, data, planned = chosen
+    settings, samples_per_s = overrides(group, variant), rows / step_s
+    choice: tuple[str, ...] = ()
+    epoch_s = staging_s = 0.0
+    if data and planned:
+        settings, choice = (*settings, *data.settings(step_s)), data.words
+        epoch_s, staging_s = planned.epoch_s, planned.staging_s + planned.late_rows_s
+        samples_per_s = data.num_rows / epoch_s
+    return Candidate(
         settings=settings,
         step_s=step_s,
+        epoch_s=epoch_s,
         parts_s=parts_s,
         memory_bytes=memory_bytes,
-        samples_per_s=rows / step_s,
-        node_hours=1e6 / rows * step_s * num_nodes / 3600,
-        why_slower=why_slower(parts_s, best_s),
-    )
-    fed = epochs.fed(group) if epochs else None
-    if not epochs or not fed:
-        return found
-    samples_per_s = epochs.num_rows / chosen.whole_s
-    return replace(
-        found,
-        settings=(*settings, *epochs.settings(fed, step_s)),
-        epoch_s=chosen.whole_s,
         samples_per_s=samples_per_s,
         node_hours=1e6 / samples_per_s * num_nodes / 3600,
-        choice=epochs.words,
-        staging_s=epochs.staging_s(
-            fed, chosen.whole_s - chosen.parts_s["epoch end"] - chosen.parts_s["refresh"]
-        ),
+        why_slower=why_slower(parts_s, best_s),
+        choice=choice,
+        staging_s=staging_s,
     )
