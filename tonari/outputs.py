@@ -26,16 +26,22 @@ def check_output(flag: str, path: Path | None) -> None:
         )
 
 
-def check_report(flag: str, path: Path | None) -> None:
+def check_page(flag: str, path: Path | None) -> None:
     """Refuse a page that could not be laid out, or written.
 
     Raises:
         CommandError: As `check_output`.
         ModuleNotFoundError: If what pages are made with is missing, with its name.
     """
-    check_plot(flag, path)
+    check_output(flag, path)
     if path is not None:
         import jinja2  # noqa: F401
+
+
+def check_report(flag: str, path: Path | None) -> None:
+    """Refuse a page with plots that could not be drawn, laid out, or written."""
+    check_plot(flag, path)
+    check_page(flag, path)
 
 
 def check_plot(flag: str, path: Path | None) -> None:

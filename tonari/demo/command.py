@@ -20,9 +20,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from tonari.demo.data import PackedImages, pack_digits, pack_source
 from tonari.demo.report import (
     paired_difference,
-    print_report,
-    print_sweep,
-    seed_sentences,
+    report_words,
     write_page,
     write_png,
 )
@@ -141,14 +139,9 @@ def _report(
 ) -> None:
     settings = {k: v for k, v in asdict(options).items() if k not in ("json", "output", "keep")}
     if not options.json:
-        out = Console()
-        print_report(out, runs, packed.tar_bytes)
-        if options.sweep:
-            print_sweep(out, swept)
-        if options.seeds > 1:
-            out.print("\n".join(seed_sentences(seeds)))
+        print(report_words(seeds, swept, packed.tar_bytes))
         _write(options, packed, swept, seeds, settings)
-        out.print(f"report: {options.output}")
+        print(f"report: {options.output}")
         return
     document: dict[str, object] = {
         "runs": runs,

@@ -9,6 +9,7 @@ import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -38,7 +39,16 @@ from shuffle.mixing import (
 from shuffle.traffic import ReplicaPlan, count_traffic, plan_replica
 from tonari.errors import CommandError
 from tonari.outputs import check_plot
-from tonari.simulate.report import NEAR, Cost, Curves, Report, SimulatedLine, plot, print_report
+from tonari.report.pictures import UNDATED, write_picture
+from tonari.simulate.report import (
+    NEAR,
+    Cost,
+    Curves,
+    Report,
+    SimulatedLine,
+    draw_curves,
+    report_words,
+)
 from tonari.sizes import parse_bytes
 
 MAX_CLASSES = 10_000_000
@@ -46,7 +56,7 @@ MAX_CLASSES = 10_000_000
 NUM_FOLLOWED = 20_000
 """Samples whose nodes are counted: a standard error of 0.01 nodes or so."""
 
-PLOTS = (".png", ".svg", ".pdf")
+PLOTS = tuple(f".{kind}" for kind in UNDATED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,11 +166,11 @@ def main(argv: list[str]) -> int:
     layout, labels = make_inputs(options)
     report = simulate(options, layout, labels)
     if options.plot is not None:
-        plot(report, options.plot)
+        write_picture(options.plot, partial(draw_curves, report=report), inches=(11, 8))
     if options.json:
         print(json_module.dumps(asdict(report)))
     else:
-        print_report(Console(), report)
+        print(report_words(report))
     return 0
 
 

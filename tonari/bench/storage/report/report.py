@@ -28,16 +28,29 @@ from tonari.bench.storage.report.plots import (
     phases_with_bytes,
     rates,
 )  # fmt: skip
-from tonari.bench.storage.results.results import EndToEnd, Phase, Results, Scaling
+from tonari.bench.storage.results.results import EndToEnd, Operation, Phase, Results, Scaling
 from tonari.bench.storage.site.layouts import ALL_OSTS, StripeLayout
 from tonari.bench.storage.site.site import Site
 from tonari.report.pages import lay_out, picture
 from tonari.report.pictures import render
+from tonari.report.tables import UNKNOWN, Table, figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEMPLATE = Path(__file__).with_suffix(".jinja")
+
+READERS = "pattern, clients x threads"
+PHASES = (
+    READERS, "wanted", "nodes", "request", "bandwidth", "repeats", "seconds", "notes"
+)  # fmt: skip
+LATENCIES = (
+    READERS, "wanted", "operation", "count", "mean", "p50", "p90", "p99", "p99.9", "max"
+)  # fmt: skip
+WAYS = (
+    "way", "staging", "first epoch", "later epochs", "utilisation", "from DIR", "network",
+    "node's disk", "staged from DIR", "paid after", "predicted",
+)  # fmt: skip
 
 UNFOLDED = 14
 """Phases whose verdicts are shown at once; more are folded."""
@@ -118,11 +131,11 @@ def page(results: Results) -> str:
         strips=strips,
         folded=len(strips) > UNFOLDED,
         sites=[("DIR", _site(results.site)), ("the node's directory", _site(results.local))],
-        ways=_ways(results.end_to_end) if results.end_to_end else [],
-        phases=[_phase_line(phase) for phase in results.phases if phase.repeats],
-        latencies=[
-            _latency_line(p, one) for p in results.phases for one in range(len(p.operations))
-        ],
+        ways=_ways(results.end_to_end) if results.end_to_end else None,
+        phases=Table(PHASES, [_phase_line(phase) for phase in results.phases if phase.repeats]),
+        latencies=Table(
+            LATENCIES, [_latency_line(p, one) for p in results.phases for one in p.operations]
+        ),
         environment=[(name, _value(value)) for name, value in results.environment.items()],
     )
 
@@ -322,25 +335,26 @@ def _layout(layout: StripeLayout | None) -> str:
     return f"{'; '.join(parts) or 'as by default'} (said by {layout.said_by})"
 
 
-def _ways(run: EndToEnd) -> list[list[str]]:
-    return [
+def _ways(run: EndToEnd) -> Table:
+    rows = [
         [
             WAY_WORDS[way.name].replace("\n", " "),
-            duration(way.staging_s) if way.staging_s else "-",
-            duration(way.epoch_s[0]) if way.epoch_s else "-",
-            duration(median(way.epoch_s[1:])) if len(way.epoch_s) > 1 else "-",
-            "-" if way.utilisation_fraction is None else f"{way.utilisation_fraction:.0%}",
+            duration(way.staging_s) if way.staging_s else UNKNOWN,
+            duration(way.epoch_s[0]) if way.epoch_s else UNKNOWN,
+            duration(median(way.epoch_s[1:])) if len(way.epoch_s) > 1 else UNKNOWN,
+            figure(way.utilisation_fraction, ".0%"),
             *(_bytes(way.moved_bytes.get(tier)) for tier in ("shared", "network", "local")),
-            "-" if way.staging_bytes is None else size(way.staging_bytes),
-            str(way.paid_after or "-"),
-            str(way.predicted_paid_after or "-"),
+            _bytes(way.staging_bytes),
+            str(way.paid_after or UNKNOWN),
+            str(way.predicted_paid_after or UNKNOWN),
         ]
         for way in run.ways
     ]
+    return Table(WAYS, rows)
 
 
 def _bytes(count: int | None) -> str:
-    return "unknown" if count is None else size(count)
+    return UNKNOWN if count is None else size(count)
 
 
 def _phase_line(phase: Phase) -> list[str]:
@@ -350,16 +364,15 @@ def _phase_line(phase: Phase) -> list[str]:
         _name(phase),
         phase.wanted,
         str(phase.nodes),
-        size(phase.request_bytes) if phase.request_bytes else "-",
-        rate(median(values)) if has_bytes else "-",
-        f"{rate(min(values))} to {rate(max(values))}" if has_bytes else "-",
+        size(phase.request_bytes) if phase.request_bytes else UNKNOWN,
+        rate(median(values)) if has_bytes else UNKNOWN,
+        f"{rate(min(values))} to {rate(max(values))}" if has_bytes else UNKNOWN,
         duration(median(repeat.seconds for repeat in phase.repeats)),
         "; ".join(phase.notes),
     ]
 
 
-def _latency_line(phase: Phase, place: int) -> list[str]:
-    one = phase.operations[place]
+def _latency_line(phase: Phase, one: Operation) -> list[str]:
     figures = (one.mean_s, one.p50_s, one.p90_s, one.p99_s, one.p999_s, one.max_s)
     return [_name(phase), phase.wanted, one.name, f"{one.count:,}", *map(duration, figures)]
 
@@ -369,4 +382,4 @@ def _value(value: object) -> str:
         return ", ".join(f"{name} {_value(one)}" for name, one in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(map(_value, value))
-    return "-" if value is None else str(value)
+    return UNKNOWN if value is None else str(value)
