@@ -35,7 +35,7 @@ from scipy.stats import spearmanr
 
 from tests.lab.cluster import Lab
 from tests.slowfs import ROOT, slowfs
-from tonari.bench.loader.launch import mpiexec
+from tonari.mpi import mpiexec_command
 from tonari.oracle.cluster.cluster import Cluster, Level, StorageRates
 from tonari.oracle.cluster.probed import cluster_of
 from tonari.oracle.paradl import Link, link_across, price, probed_link
@@ -188,7 +188,7 @@ class EpochStudy:
                 ).path
                 for rate in sorted(rates)
             }
-            starter = [mpiexec(), "-n", str(RANKS)]
+            starter = mpiexec_command(RANKS)
             env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
             here = scratch / "caches"
             here.mkdir()

@@ -32,7 +32,7 @@ from PIL import Image
 from benchmarks.lab.plan_of_epochs import MEMORY_GBYTE_S, RANKS, SETTINGS, TIMEOUT_S
 from dataio.store.files.reader import MEMORY_FRACTION
 from tests.slowfs import ROOT
-from tonari.bench.loader.launch import mpiexec
+from tonari.mpi import mpiexec_command
 from tonari.oracle.cluster.cluster import Cluster, Host, Level, StorageRates
 from tonari.oracle.feeds import lay_rows
 from tonari.oracle.plan import PlannedEpoch, plan_step
@@ -172,7 +172,7 @@ class DiskStudy:
                 }  # fmt: skip
                 nodes.limit((rate or 0) * 1e6)
                 command = [
-                    mpiexec(), "-n", str(RANKS), *([] if rate is None else nodes.enter),
+                    *mpiexec_command(RANKS), *([] if rate is None else nodes.enter),
                     sys.executable, "-W", "ignore", "-m", "benchmarks.lab.train_case",
                     json.dumps(job), str(self._runs),
                 ]  # fmt: skip

@@ -1,10 +1,10 @@
 """`tonari bench`: other loaders and the machine's limits beside ours; exchange; importance."""
 
-import json
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,10 +19,11 @@ from tonari.bench.loader.contenders import CONTENDERS, Contender
 from tonari.bench.loader.environments import install
 from tonari.bench.loader.figures import LoaderRecord, LoaderSettings, Temperature
 from tonari.bench.loader.loader import measure_loaders
-from tonari.bench.loader.report import plot, table, to_json, write_csv
+from tonari.bench.loader.report import draw, inches, records_csv, table, to_json
 from tonari.bench.loader.sets import SETS
 from tonari.bench.notify import notify_on_stderr
-from tonari.outputs import check_results
+from tonari.bench.outputs import ResultOutputs
+from tonari.report.pictures import write_picture
 
 PEERS = "bench-peers"
 
@@ -75,14 +76,7 @@ class BenchLoader:
     """Where the peers' environments are. Left out: bench-peers in the cache directory."""
     install: bool = False
     """Make the environments that are absent, with pip, and end."""
-    json: bool = False
-    """Print one JSON document, nothing else on stdout."""
-    json_file: Path | None = None
-    """Write that document here."""
-    csv: Path | None = None
-    """Write a line a contender and case here."""
-    plot: Path | None = None
-    """Draw bars here: a .png, .svg or .pdf. Needs matplotlib (`report` extra)."""
+    outputs: tyro.conf.OmitArgPrefixes[ResultOutputs] = field(default_factory=ResultOutputs)
 
     def __post_init__(self) -> None:
         if not 0 < self.scale <= 1:
@@ -124,7 +118,7 @@ def main(argv: list[str]) -> int:
     root = options.environments or cache_directory("auto") / PEERS
     if options.install:
         return _install(options, root)
-    check_results(json_file=options.json_file, csv=options.csv, plot=options.plot)
+    options.outputs.check()
     return _bench(options, root)
 
 
@@ -159,7 +153,7 @@ def _bench(options: BenchLoader, root: Path) -> int:
             records.append(record)
     finally:
         # An interrupted run keeps the cases that it finished.
-        _write(options, settings, records)
+        _write(options.outputs, settings, records)
         if options.directory is None:
             shutil.rmtree(directory, ignore_errors=True)
     wrong = [r for r in records if r.kind == "ours" and (r.problem or not r.is_exact)]
@@ -169,12 +163,9 @@ def _bench(options: BenchLoader, root: Path) -> int:
     return 1 if wrong else 0
 
 
-def _write(options: BenchLoader, settings: LoaderSettings, records: list[LoaderRecord]) -> None:
-    document = to_json(settings, records)
-    if options.json_file is not None:
-        options.json_file.write_text(json.dumps(document, indent=1) + "\n")
-    if options.csv is not None:
-        write_csv(records, options.csv)
-    if options.plot is not None:
-        plot(records, options.plot)
-    print(json.dumps(document) if options.json else table(records))
+def _write(files: ResultOutputs, settings: LoaderSettings, records: list[LoaderRecord]) -> None:
+    if files.csv is not None:
+        files.csv.write_text(records_csv(records))
+    if files.plot is not None:
+        write_picture(files.plot, partial(draw, records=records), inches=inches(records))
+    files.write(to_json(settings, records), partial(table, records))

@@ -30,7 +30,7 @@ from tonari.bench.storage.training.pipeline import PipelineOptions, run_ways
 from tonari.cache.stage import parse_fields
 from tonari.errors import CommandError
 from tonari.meet import meet
-from tonari.outputs import check_plot, check_results, make_directory
+from tonari.outputs import check_output, check_plot, check_report, make_directory
 from tonari.probes import join
 
 GRACE_S = 120.0
@@ -271,8 +271,10 @@ def words_of_way(way: TrainingWay) -> str:
 
 def _check(options: IO) -> None:
     try:
-        check_results(json_file=options.json_file, csv=options.csv, plot=options.png)
-        check_plot("--html", options.html)
+        check_output("--json-file", options.json_file)
+        check_output("--csv", options.csv)
+        check_report("--html", options.html)
+        check_plot("--png", options.png)
         if options.dlio_summaries is not None:
             make_directory("--dlio-summaries", options.dlio_summaries)
     except CommandError as error:

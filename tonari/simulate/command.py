@@ -38,8 +38,8 @@ from shuffle.mixing import (
 )
 from shuffle.traffic import ReplicaPlan, count_traffic, plan_replica
 from tonari.errors import CommandError
-from tonari.outputs import check_plot
-from tonari.report.pictures import UNDATED, write_picture
+from tonari.outputs import PLOTS, check_plot
+from tonari.report.pictures import write_picture
 from tonari.simulate.report import (
     NEAR,
     Cost,
@@ -55,8 +55,6 @@ MAX_CLASSES = 10_000_000
 
 NUM_FOLLOWED = 20_000
 """Samples whose nodes are counted: a standard error of 0.01 nodes or so."""
-
-PLOTS = tuple(f".{kind}" for kind in UNDATED)
 
 
 @dataclass(frozen=True, kw_only=True)

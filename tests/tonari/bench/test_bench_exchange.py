@@ -14,8 +14,8 @@ from dataio.rows.rows import IdStore
 from dataio.world import World, run_threads, thread_worlds
 from tonari import cli
 from tonari.bench.errors import BenchError
-from tonari.bench.exchange.exchange import SETS, Case, lines
-from tonari.bench.exchange.report import goals, rows, table, write_csv
+from tonari.bench.exchange.exchange import SETS, MeasuredExchange, lines
+from tonari.bench.exchange.report import epochs_csv, goals, rows, table
 from tonari.bench.exchange.task import Epoch, ExchangeTask, Step
 from tonari.bench.exchange.ways import Gets, OneByOne
 
@@ -29,8 +29,8 @@ def epoch(way: str, fraction: float, repeat: int, epoch_s: float, **changes: obj
     return Epoch(**{**plain, **changes})  # type: ignore[arg-type]
 
 
-def case(epochs: Iterable[Epoch], name: str = "100k") -> Case:
-    return Case(SETS[name], 2, epochs=list(epochs))
+def case(epochs: Iterable[Epoch], name: str = "100k") -> MeasuredExchange:
+    return MeasuredExchange(SETS[name], 2, epochs=list(epochs))
 
 
 def median(row: dict[str, object], name: str) -> object:
@@ -67,11 +67,10 @@ def test_a_goal_is_for_two_ranks_and_a_sleeping_step_alone() -> None:
     assert at(1.04, "product", 2) == at(1.04, "sleep", 4) == []
 
 
-def test_an_epoch_that_lost_a_sample_is_called_wrong(tmp_path: Path) -> None:
+def test_an_epoch_that_lost_a_sample_is_called_wrong() -> None:
     found = case([epoch("local", 0.0, 0, 1.0), epoch("get", 0.1, 0, 1.0, exact=False)])
     assert table([found]).count("WRONG") == 1
-    write_csv([found], tmp_path / "out.csv")
-    assert (tmp_path / "out.csv").read_text().count("\n") == 3
+    assert epochs_csv([found]).count("\n") == 3
 
 
 class Rows(IdStore):

@@ -1,26 +1,29 @@
 """`tonari bench exchange`: what fresh samples cost, beside epochs on a node's own."""
 
-import json
 import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import tyro
+
 from tonari.bench.exchange.exchange import (
     SETS,
-    Case,
     ExchangeSettings,
+    MeasuredExchange,
     measure_bandwidth,
     measure_exchange,
 )
-from tonari.bench.exchange.report import plot, rows, table, to_json, write_csv
+from tonari.bench.exchange.report import draw, epochs_csv, inches, rows, table, to_json
 from tonari.bench.exchange.task import Step
-from tonari.bench.loader.launch import mpiexec
 from tonari.bench.notify import notify_on_stderr
-from tonari.outputs import check_results
+from tonari.bench.outputs import ResultOutputs
+from tonari.mpi import mpiexec_command
+from tonari.report.pictures import write_picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +74,7 @@ class Exchange:
     directory."""
     bandwidth: bool = True
     """Measure bytes from rows to rows too, against a bare ring of messages."""
-    json: bool = False
-    """Print one JSON document, nothing else on stdout."""
-    json_file: Path | None = None
-    """Write that document here."""
-    csv: Path | None = None
-    """Write a line a way and case here."""
-    plot: Path | None = None
-    """Draw epoch time over Q here: a .png, .svg or .pdf. Needs matplotlib (`report` extra)."""
+    outputs: tyro.conf.OmitArgPrefixes[ResultOutputs] = field(default_factory=ResultOutputs)
 
     def __post_init__(self) -> None:
         if not 0 < self.scale <= 1:
@@ -93,8 +89,8 @@ class Exchange:
 
 def bench_exchange(options: Exchange) -> int:
     """Run the command."""
-    mpiexec()  # fails now, with the cure, and not after a directory was filled
-    check_results(json_file=options.json_file, csv=options.csv, plot=options.plot)
+    mpiexec_command(2)  # fails now, with the cure, and not after a directory was filled
+    options.outputs.check()
     parent = options.directory or Path(tempfile.gettempdir())
     parent.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="tonari-exchange-", dir=parent.absolute()))
@@ -123,7 +119,7 @@ def settings_of(options: Exchange, directory: Path) -> ExchangeSettings:
 
 def run(options: Exchange, settings: ExchangeSettings) -> int:
     """Measure, and write what was asked for."""
-    cases: list[Case] = []
+    cases: list[MeasuredExchange] = []
     bandwidth: Sequence[Mapping[str, object]] = []
     try:
         for case in measure_exchange(settings, notify_on_stderr):
@@ -143,14 +139,12 @@ def run(options: Exchange, settings: ExchangeSettings) -> int:
 
 
 def _write(
-    options: Exchange, settings: ExchangeSettings, cases: Sequence[Case],
+    options: Exchange, settings: ExchangeSettings, cases: Sequence[MeasuredExchange],
     bandwidth: Sequence[Mapping[str, object]],
 ) -> None:  # fmt: skip
-    document = to_json(settings, cases, bandwidth)
-    if options.json_file is not None:
-        options.json_file.write_text(json.dumps(document, indent=1) + "\n")
-    if options.csv is not None:
-        write_csv(cases, options.csv)
-    if options.plot is not None:
-        plot(cases, options.plot)
-    print(json.dumps(document) if options.json else table(cases, bandwidth))
+    files = options.outputs
+    if files.csv is not None:
+        files.csv.write_text(epochs_csv(cases))
+    if files.plot is not None:
+        write_picture(files.plot, partial(draw, cases=cases), inches=inches(cases))
+    files.write(to_json(settings, cases, bandwidth), partial(table, cases, bandwidth))

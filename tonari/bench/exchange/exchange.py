@@ -5,7 +5,6 @@ an epoch each, one after the other, so that what else the machine does slows all
 Ratios are to the local shuffle, within a repeat.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -17,8 +16,9 @@ from pathlib import Path
 
 from tonari.bench.errors import BenchError
 from tonari.bench.exchange.task import Epoch, ExchangeTask, Step
-from tonari.bench.loader.launch import LAUNCHER_PREFIXES, ROOT, end, last_words, mpiexec
+from tonari.bench.loader.launch import LAUNCHER_PREFIXES, ROOT, end, last_words
 from tonari.bench.notify import Notify
+from tonari.mpi import mpiexec_command
 
 BANDWIDTH = f"{__package__}.bandwidth"
 BANDWIDTH_TIMEOUT_S = 900.0
@@ -63,11 +63,6 @@ SETS = {
 }
 
 
-def mpiexec_ranks(num_ranks: int) -> list[str]:
-    """Start ranks on this machine."""
-    return [mpiexec(), "-n", str(num_ranks)]
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExchangeSettings:
     """What is measured.
@@ -98,11 +93,11 @@ class ExchangeSettings:
     timeout_s: float
     directory: Path
     shared: Path
-    launch: Launch = mpiexec_ranks
+    launch: Launch = mpiexec_command
 
 
 @dataclass
-class Case:
+class MeasuredExchange:
     """What was measured of one set on some ranks; complete when its job has ended."""
 
     spec: ExchangeSet
@@ -111,7 +106,7 @@ class Case:
     epochs: list[Epoch] = field(default_factory=list)
 
 
-def measure_exchange(settings: ExchangeSettings, notify: Notify) -> Iterator[Case]:
+def measure_exchange(settings: ExchangeSettings, notify: Notify) -> Iterator[MeasuredExchange]:
     """Measure one case after the other. Each is yielded before its first epoch, and filled then.
 
     Raises:
@@ -119,12 +114,12 @@ def measure_exchange(settings: ExchangeSettings, notify: Notify) -> Iterator[Cas
     """
     for spec in settings.sets:
         for ranks in settings.ranks:
-            case = Case(spec, ranks)
+            case = MeasuredExchange(spec, ranks)
             yield case
             _run(case, settings, notify)
 
 
-def _run(case: Case, settings: ExchangeSettings, notify: Notify) -> None:
+def _run(case: MeasuredExchange, settings: ExchangeSettings, notify: Notify) -> None:
     spec = case.spec
     name = f"{spec.name}-{case.ranks}"
     shared = settings.shared / name
@@ -208,9 +203,7 @@ def lines(command: Sequence[str], log: Path, timeout_s: float) -> Iterator[Mappi
 
 
 def measure_bandwidth(settings: ExchangeSettings, notify: Notify) -> list[Mapping[str, object]]:
-    """Measure rows to rows against a bare ring on two ranks, where that benchmark is there."""
-    if importlib.util.find_spec(BANDWIDTH) is None:
-        return []
+    """Measure rows to rows against a bare ring on two ranks."""
     notify("bandwidth, rows to rows")
     settings.directory.mkdir(parents=True, exist_ok=True)
     command = [*settings.launch(2), sys.executable, "-m", BANDWIDTH, "--json"]

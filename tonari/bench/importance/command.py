@@ -1,16 +1,18 @@
 """`tonari bench importance`: what leaving samples out costs."""
 
-import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import tyro
+
 from tonari.bench.importance.questions import QUESTIONS, QuestionSettings
 from tonari.bench.notify import notify_on_stderr
-from tonari.outputs import check_output
+from tonari.bench.outputs import DocumentOutputs
 from tonari.report.machine import describe_machine
 
 
@@ -47,10 +49,7 @@ class BenchImportance:
     """Where the steps run, such as cuda."""
     directory: Path | None = None
     """For the cache; it is removed. Left out: the temporary directory."""
-    json: bool = False
-    """Print one JSON document, nothing else on stdout."""
-    json_file: Path | None = None
-    """Write that document here."""
+    outputs: tyro.conf.OmitArgPrefixes[DocumentOutputs] = field(default_factory=DocumentOutputs)
 
     def __post_init__(self) -> None:
         if min(self.repeats, self.pools, self.steps) < 1 or not self.step > 0:
@@ -61,7 +60,7 @@ class BenchImportance:
 
 def bench_importance(options: BenchImportance) -> int:
     """Run the command."""
-    check_output("--json-file", options.json_file)
+    options.outputs.check()
     settings = QuestionSettings(
         rows=options.rows,
         pools=options.pools,
@@ -80,9 +79,7 @@ def bench_importance(options: BenchImportance) -> int:
     finally:
         # An interrupted run keeps what it finished.
         document = {"machine": describe_machine(settings.directory), "results": found}
-        if options.json_file is not None:
-            options.json_file.write_text(json.dumps(document, indent=1) + "\n")
-        print(json.dumps(document) if options.json else table(found))
+        options.outputs.write(document, partial(table, found))
     wrong = [figures for figures in found if figures.get("lowest_wrong_rows")]
     for figures in wrong:
         sys.stderr.write(
@@ -110,6 +107,6 @@ _LINES = {
     "feedback": (
         "feedback  {device}: {ratio:.4f} x a step without [{ratio_p10:.4f}, {ratio_p90:.4f}]; "
         "outcome and report {report_cpu_us:.0f} CPU us [{report_cpu_us_p10:.0f}, "
-        "{report_cpu_us_p90:.0f}] of a step of {told_step_ms:.2f} ms"
+        "{report_cpu_us_p90:.0f}] of a step of {reported_step_ms:.2f} ms"
     ),
 }

@@ -10,7 +10,6 @@ every repeat.
 `tonari bench importance` runs it.
 """
 
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +36,7 @@ from dataio.world import World, run_threads, single_world, thread_worlds
 from importance import make_policy, outcome, policies
 from importance.threshold import key_bits, loss_keys, lowest, percentiles
 from tonari.bench.generated import Generated
+from tonari.bench.outputs import spread
 
 BATCH = 256
 NUM_CLASSES = 100
@@ -226,7 +226,7 @@ def measure_feedback(settings: QuestionSettings) -> Figures:
         "repeats": repeats,
         **_spread("ratio", (reported / plain).tolist()),
         **_spread("plain_step_ms", (1e3 * plain).tolist()),
-        **_spread("told_step_ms", (1e3 * reported).tolist()),
+        **_spread("reported_step_ms", (1e3 * reported).tolist()),
         "step_s": settings.step_s,
         **_spread("report_cpu_us", [1e6 * s for s in report_s[settings.steps :]]),
     }
@@ -265,8 +265,8 @@ def _epoch_s(
 
 
 def _spread(name: str, values: list[float]) -> Figures:
-    p10, p90 = np.percentile(values, [10, 90]).tolist()
-    return {name: statistics.median(values), f"{name}_p10": p10, f"{name}_p90": p90}
+    found = spread(values)
+    return {name: found["median"], f"{name}_p10": found["p10"], f"{name}_p90": found["p90"]}
 
 
 QUESTIONS: dict[str, Callable[[QuestionSettings], Iterator[Figures]]] = {

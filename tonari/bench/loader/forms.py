@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tonari.bench.errors import BenchError
 from tonari.bench.loader.contenders import Contender
 from tonari.bench.loader.environments import interpreter, versions
 from tonari.bench.loader.figures import LoaderSettings
@@ -15,6 +14,7 @@ from tonari.bench.loader.peers.harness import PeerTask
 from tonari.bench.loader.peers.shards import write_tars
 from tonari.bench.loader.sets import SampleSet, make_set, open_set
 from tonari.bench.notify import Notify
+from tonari.errors import CommandError
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def make_forms(
         notify(f"{spec.name}: preparing {contender.name}")
         try:
             prepared[contender.name] = _prepare(settings, contender, python, spec)
-        except BenchError as error:
+        except CommandError as error:
             problems[contender.name] = str(error)
             notify(str(error))
     return prepared, problems

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tonari.bench.errors import BenchError
 from tonari.bench.loader.environments import versions
 from tonari.bench.loader.figures import LoaderRecord, LoaderSettings, Temperature
 from tonari.bench.loader.forms import Form, make_forms, own_directory
@@ -24,6 +23,7 @@ from tonari.bench.loader.processes import disk_bytes, evict, resident_fraction
 from tonari.bench.loader.session import ContenderSession
 from tonari.bench.loader.sets import SampleSet
 from tonari.bench.notify import Notify
+from tonari.errors import CommandError
 
 
 def measure_loaders(settings: LoaderSettings, notify: Notify) -> Iterator[LoaderRecord]:
@@ -154,6 +154,6 @@ def _noting(record: LoaderRecord, notify: Notify) -> Iterator[None]:
     """Write a contender's failure into its record; the others continue."""
     try:
         yield
-    except BenchError as error:
+    except CommandError as error:
         record.problem = str(error)
         notify(str(error))

@@ -32,7 +32,7 @@ from tonari.bench.storage.results.results import EndToEnd, Operation, Phase, Res
 from tonari.bench.storage.site.layouts import ALL_OSTS, StripeLayout
 from tonari.bench.storage.site.site import Site
 from tonari.report.pages import lay_out, picture
-from tonari.report.pictures import render
+from tonari.report.pictures import write_picture
 from tonari.report.tables import UNKNOWN, Table, figure
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def write_png(results: Results, path: Path) -> None:
             part.suptitle(plot.title, x=0.01, ha="left", fontsize=14, fontweight="bold")
             plot.draw(part)
 
-    path.write_bytes(render(draw, inches=(10, sum(heights) or 1), kind="png"))
+    write_picture(path, draw, inches=(10, sum(heights) or 1))
 
 
 def page(results: Results) -> str:
