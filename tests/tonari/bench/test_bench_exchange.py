@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,7 +17,7 @@ from tonari import cli
 from tonari.bench.errors import BenchError
 from tonari.bench.exchange.exchange import SETS, MeasuredExchange, lines
 from tonari.bench.exchange.report import epochs_csv, goals, rows, table
-from tonari.bench.exchange.task import Epoch, ExchangeTask, Step
+from tonari.bench.exchange.task import Epoch, ExchangeSettings, ExchangeTask, Step
 from tonari.bench.exchange.ways import Gets, OneByOne
 
 
@@ -107,11 +108,13 @@ def test_gets_one_by_one_bring_the_rows_that_partial_brings(num_ranks: int) -> N
 
 
 def test_a_task_comes_back_from_its_text() -> None:
+    settings = ExchangeSettings(
+        exchanges=(0.0, 0.1), get=0.2, shared_rate=1.5, steps=("sleep",), step_s=0.001, repeats=1
+    )
     task = ExchangeTask(
-        rows_per_rank=64, row_bytes=10, batch_size=32, exchanges=(0.0, 0.1), get=0.1,
-        shared_bytes_per_s=1e6, steps=("sleep",), step_s=0.001, repeats=1, cache="/a", shared="/b",
-    )  # fmt: skip
-    assert ExchangeTask.from_json(task.to_json()) == task
+        settings=settings, rows_per_rank=64, row_bytes=10, batch_size=32, cache="/a", shared="/b"
+    )
+    assert msgspec.json.decode(msgspec.json.encode(task), type=ExchangeTask) == task
 
 
 def test_a_job_that_fails_or_falls_silent_is_an_error_with_its_last_words(tmp_path: Path) -> None:

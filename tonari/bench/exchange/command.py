@@ -1,6 +1,5 @@
 """`tonari bench exchange`: what fresh samples cost, beside epochs on a node's own."""
 
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,13 +12,13 @@ import tyro
 
 from tonari.bench.exchange.exchange import (
     SETS,
-    ExchangeSettings,
+    ExchangeJobs,
     MeasuredExchange,
     measure_bandwidth,
     measure_exchange,
 )
 from tonari.bench.exchange.report import draw, epochs_csv, inches, rows, table, to_json
-from tonari.bench.exchange.task import Step
+from tonari.bench.exchange.task import ExchangeSettings
 from tonari.bench.notify import notify_on_stderr
 from tonari.bench.outputs import ResultOutputs
 from tonari.mpi import mpiexec_command
@@ -55,23 +54,9 @@ class Exchange:
     """Part of each set's steps to take, in (0, 1]."""
     ranks: tuple[int, ...] = (2,)
     """Ranks on this machine, each a node, such as `--ranks 2 4`."""
-    exchanges: tuple[float, ...] = (0.0, 0.05, 0.1, 0.3, 0.5, 1.0)
-    """Fractions Q of a rank's rows that are exchanged each epoch."""
-    get: float = 0.1
-    """Fraction fetched by one message a sample; 0: leave that way out."""
-    shared_rate: float = 200.0
-    """MB/s of the shared directory, all ranks together; 0: leave that way out."""
-    steps: tuple[Step, ...] = ("sleep", "product")
-    """How a step is emulated."""
-    step: float = 0.02
-    """Seconds that a step lasts."""
-    repeats: int = 5
-    """Epochs measured of each, beside a first."""
-    timeout: float = 300.0
-    """Seconds without a sign of life after which a job is ended."""
-    directory: Path | None = None
-    """For caches and the shared file, on a local disk; they are removed. Left out: the temporary
-    directory."""
+    settings: tyro.conf.OmitArgPrefixes[ExchangeSettings] = field(default_factory=ExchangeSettings)
+    directory: Path = Path(tempfile.gettempdir())
+    """For caches and the shared file, on a local disk; they are removed."""
     bandwidth: bool = True
     """Measure bytes from rows to rows too, against a bare ring of messages."""
     outputs: tyro.conf.OmitArgPrefixes[ResultOutputs] = field(default_factory=ResultOutputs)
@@ -81,9 +66,10 @@ class Exchange:
             raise ValueError(f"--scale is {self.scale}, must be in (0, 1]")
         if min(self.ranks, default=0) < 2:
             raise ValueError("--ranks must be numbers >= 2: one rank has nobody to exchange with")
-        if not all(0 <= fraction <= 1 for fraction in (*self.exchanges, self.get)):
+        of = self.settings
+        if not all(0 <= fraction <= 1 for fraction in (*of.exchanges, of.get)):
             raise ValueError("--exchanges and --get must be fractions in [0, 1]")
-        if self.repeats < 1 or not self.step > 0 or not self.shared_rate >= 0:
+        if of.repeats < 1 or not of.step_s > 0 or not of.shared_rate >= 0:
             raise ValueError("--repeats must be >= 1, --step > 0 and --shared-rate >= 0")
 
 
@@ -91,44 +77,35 @@ def bench_exchange(options: Exchange) -> int:
     """Run the command."""
     mpiexec_command(2)  # fails now, with the cure, and not after a directory was filled
     options.outputs.check()
-    parent = options.directory or Path(tempfile.gettempdir())
+    parent = options.directory.absolute()
     parent.mkdir(parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix="tonari-exchange-", dir=parent.absolute()))
-    try:
-        return run(options, settings_of(options, directory))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with tempfile.TemporaryDirectory(
+        prefix="tonari-exchange-", dir=parent, ignore_cleanup_errors=True
+    ) as directory:
+        return run(options, jobs_of(options, Path(directory)))
 
 
-def settings_of(options: Exchange, directory: Path) -> ExchangeSettings:
-    """Turn flags into settings; all files go below a directory."""
-    return ExchangeSettings(
+def jobs_of(options: Exchange, directory: Path) -> ExchangeJobs:
+    """Choose what is measured; all files go below a directory."""
+    return ExchangeJobs(
+        settings=options.settings, ranks=options.ranks,
         sets=[SETS[name].scaled(options.scale) for name in options.sets],
-        ranks=options.ranks,
-        exchanges=options.exchanges,
-        get=options.get,
-        shared_bytes_per_s=options.shared_rate * 1e6,
-        steps=options.steps,
-        step_s=options.step,
-        repeats=options.repeats,
-        timeout_s=options.timeout,
-        directory=directory / "node",
-        shared=directory / "shared",
-    )
+        directory=directory / "node", shared=directory / "shared",
+    )  # fmt: skip
 
 
-def run(options: Exchange, settings: ExchangeSettings) -> int:
+def run(options: Exchange, jobs: ExchangeJobs) -> int:
     """Measure, and write what was asked for."""
     cases: list[MeasuredExchange] = []
     bandwidth: Sequence[Mapping[str, object]] = []
     try:
-        for case in measure_exchange(settings, notify_on_stderr):
+        for case in measure_exchange(jobs, notify_on_stderr):
             cases.append(case)
         if options.bandwidth:
-            bandwidth = measure_bandwidth(settings, notify_on_stderr)
+            bandwidth = measure_bandwidth(jobs, notify_on_stderr)
     finally:
         # An interrupted run keeps what it finished.
-        _write(options, settings, [case for case in cases if case.epochs], bandwidth)
+        _write(options.outputs, jobs, [case for case in cases if case.epochs], bandwidth)
     wrong = [row for case in cases for row in rows(case) if not row["exact"]]
     for row in wrong:
         sys.stderr.write(
@@ -139,12 +116,11 @@ def run(options: Exchange, settings: ExchangeSettings) -> int:
 
 
 def _write(
-    options: Exchange, settings: ExchangeSettings, cases: Sequence[MeasuredExchange],
+    files: ResultOutputs, jobs: ExchangeJobs, cases: Sequence[MeasuredExchange],
     bandwidth: Sequence[Mapping[str, object]],
 ) -> None:  # fmt: skip
-    files = options.outputs
     if files.csv is not None:
         files.csv.write_text(epochs_csv(cases))
     if files.plot is not None:
         write_picture(files.plot, partial(draw, cases=cases), inches=inches(cases))
-    files.write(to_json(settings, cases, bandwidth), partial(table, cases, bandwidth))
+    files.write(to_json(jobs, cases, bandwidth), partial(table, cases, bandwidth))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tonari.bench.exchange.exchange import SETS, ExchangeSettings, MeasuredExchange
+from tonari.bench.exchange.exchange import SETS, ExchangeJobs, MeasuredExchange
 from tonari.bench.exchange.task import Epoch, Step
 from tonari.bench.outputs import Json, spread
 from tonari.report.machine import describe_machine
@@ -97,7 +97,7 @@ def goals(found: Sequence[Json]) -> list[Json]:
 
 
 def to_json(
-    settings: ExchangeSettings,
+    jobs: ExchangeJobs,
     cases: Sequence[MeasuredExchange],
     bandwidth: Sequence[Mapping[str, object]],
 ) -> Json:
@@ -107,9 +107,9 @@ def to_json(
         "benchmark": "exchange",
         "version": VERSION,
         "question": "epoch time on fresh samples, against epochs on a node's own samples",
-        "machine": describe_machine(settings.directory),
-        "step_s": settings.step_s,
-        "shared_bytes_per_s": settings.shared_bytes_per_s,
+        "machine": describe_machine(jobs.directory),
+        "step_s": jobs.settings.step_s,
+        "shared_bytes_per_s": jobs.settings.shared_rate * 1e6,
         "calibrated": [{"set": c.spec.name, "ranks": c.ranks, **c.step} for c in cases],
         "records": found,
         "goals": goals(found),

@@ -1,11 +1,9 @@
 """`tonari bench importance`: what leaving samples out costs."""
 
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import tyro
@@ -35,41 +33,21 @@ class BenchImportance:
         "selection", "threshold", "feedback",
     )  # fmt: skip
     """What to measure."""
-    rows: int = 10_000_000
-    """Rows to select among."""
-    pools: int = 4
-    """Pools that agree on a threshold."""
-    repeats: int = 7
-    """Of each selection; of an epoch, three times as many."""
-    steps: int = 25
-    """Of an epoch."""
-    step: float = 0.02
-    """Seconds that a step lasts."""
-    device: str = "cpu"
-    """Where the steps run, such as cuda."""
-    directory: Path | None = None
-    """For the cache; it is removed. Left out: the temporary directory."""
+    settings: tyro.conf.OmitArgPrefixes[QuestionSettings] = field(default_factory=QuestionSettings)
     outputs: tyro.conf.OmitArgPrefixes[DocumentOutputs] = field(default_factory=DocumentOutputs)
 
     def __post_init__(self) -> None:
-        if min(self.repeats, self.pools, self.steps) < 1 or not self.step > 0:
+        of = self.settings
+        if min(of.repeats, of.pools, of.steps) < 1 or not of.step_s > 0:
             raise ValueError("--repeats, --pools and --steps must be >= 1, and --step > 0")
-        if self.rows < max(10, self.pools):
-            raise ValueError(f"--rows is {self.rows}, must be >= 10, and a row for every pool")
+        if of.rows < max(10, of.pools):
+            raise ValueError(f"--rows is {of.rows}, must be >= 10, and a row for every pool")
 
 
 def bench_importance(options: BenchImportance) -> int:
     """Run the command."""
     options.outputs.check()
-    settings = QuestionSettings(
-        rows=options.rows,
-        pools=options.pools,
-        repeats=options.repeats,
-        steps=options.steps,
-        step_s=options.step,
-        device=options.device,
-        directory=options.directory or Path(tempfile.gettempdir()),
-    )
+    settings = options.settings
     settings.directory.mkdir(parents=True, exist_ok=True)
     found: list[Mapping[str, object]] = []
     try:

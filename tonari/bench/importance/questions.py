@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+import tyro
 from numpy.typing import NDArray
 
 from dataio import Array, Int, Loader, Reports
@@ -47,25 +49,22 @@ Figures = dict[str, object]
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionSettings:
-    """What is measured.
-
-    Attributes:
-        rows: Of all pools together.
-        pools: That agree on a threshold.
-        repeats: Of each measurement; of an epoch, three times as many.
-        steps: Of an epoch.
-        step_s: That each lasts.
-        device: Where the steps run.
-        directory: For the cache; removed.
-    """
+    """What is measured, as flags of the command."""
 
     rows: int = 10_000_000
+    """Rows to select among, of all pools together."""
     pools: int = 4
+    """Pools that agree on a threshold."""
     repeats: int = 7
+    """Of each selection; of an epoch, three times as many."""
     steps: int = 25
-    step_s: float = 0.02
+    """Of an epoch."""
+    step_s: Annotated[float, tyro.conf.arg(name="step")] = 0.02
+    """Seconds that a step lasts."""
     device: str = "cpu"
+    """Where the steps run, such as cuda."""
     directory: Path = Path(tempfile.gettempdir())
+    """For the cache; it is removed."""
 
 
 def make_scores(num_rows: int, columns: tuple[ScoreColumn, ...]) -> Scores:
