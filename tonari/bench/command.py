@@ -17,7 +17,7 @@ from tonari.bench.importance.command import BenchImportance, bench_importance
 from tonari.bench.io import IO, bench_io
 from tonari.bench.loader.contenders import CONTENDERS, Contender
 from tonari.bench.loader.environments import install
-from tonari.bench.loader.figures import LoaderRecord, LoaderSettings, Temperature
+from tonari.bench.loader.figures import LoaderJob, LoaderRecord, LoaderSettings
 from tonari.bench.loader.loader import measure_loaders
 from tonari.bench.loader.report import draw, inches, records_csv, table, to_json
 from tonari.bench.loader.sets import SETS
@@ -57,23 +57,12 @@ class BenchLoader:
     """Part of each set's samples to take, in (0, 1]."""
     contenders: tuple[str, ...] = ()
     """Only these, by name: all, unless given."""
-    ranks: tuple[int, ...] = (1,)
-    """Ranks on this node, such as `--ranks 1 2 4`. tonari-exchanged is measured with 1 only."""
-    workers: tuple[int, ...] = (0, 2)
-    """Worker processes a rank, or threads where a loader has threads."""
-    temperatures: tuple[Temperature, ...] = ("warm",)
-    """Page cache: warm, or cold: each repeat opens the loader anew, its files evicted before."""
-    repeats: int = 5
-    """Epochs measured of each contender, beside the first."""
-    time_limit: float = 3600.0
-    """Seconds after which nothing new is begun."""
-    timeout: float = 600.0
-    """Seconds that a contender may take to prepare a set, to open, or for an epoch."""
+    settings: tyro.conf.OmitArgPrefixes[LoaderSettings] = field(default_factory=LoaderSettings)
     directory: Path | None = None
     """For the sets and every loader's form of them (a few times the set, on a local disk), kept for
-    the next run. Left out: a temporary one, removed."""
+    the next run. Defaults to a temporary one, which is removed."""
     environments: Path | None = None
-    """Where the peers' environments are. Left out: bench-peers in the cache directory."""
+    """Where the peers' environments are. Defaults to bench-peers in the cache directory."""
     install: bool = False
     """Make the environments that are absent, with pip, and end."""
     outputs: tyro.conf.OmitArgPrefixes[ResultOutputs] = field(default_factory=ResultOutputs)
@@ -81,9 +70,10 @@ class BenchLoader:
     def __post_init__(self) -> None:
         if not 0 < self.scale <= 1:
             raise ValueError(f"--scale is {self.scale}, must be in (0, 1]")
-        if self.repeats < 1:
-            raise ValueError(f"--repeats is {self.repeats}, must be >= 1")
-        if min(self.ranks, default=0) < 1 or min(self.workers, default=-1) < 0:
+        of = self.settings
+        if of.repeats < 1:
+            raise ValueError(f"--repeats is {of.repeats}, must be >= 1")
+        if min(of.ranks, default=0) < 1 or min(of.workers, default=-1) < 0:
             raise ValueError("--ranks must be numbers >= 1, and --workers numbers >= 0")
         known = {contender.name for contender in CONTENDERS}
         if unknown := sorted(set(self.contenders) - known):
@@ -134,26 +124,21 @@ def _install(options: BenchLoader, root: Path) -> int:
 def _bench(options: BenchLoader, root: Path) -> int:
     directory = options.directory or Path(tempfile.mkdtemp(prefix="tonari-bench-"))
     directory.mkdir(parents=True, exist_ok=True)
-    settings = LoaderSettings(
+    job = LoaderJob(
+        settings=options.settings,
         sets=[SETS[name].scaled(options.scale) for name in options.sets],
         contenders=options.chosen(),
-        ranks=options.ranks,
-        workers=options.workers,
-        temperatures=options.temperatures,
-        repeats=options.repeats,
-        time_limit_s=options.time_limit,
         directory=directory.absolute(),
         environments=root.absolute(),
         keep=options.directory is not None,
-        timeout_s=options.timeout,
     )
     records: list[LoaderRecord] = []
     try:
-        for record in measure_loaders(settings, notify_on_stderr):
+        for record in measure_loaders(job, notify_on_stderr):
             records.append(record)
     finally:
         # An interrupted run keeps the cases that it finished.
-        _write(options.outputs, settings, records)
+        _write(options.outputs, job, records)
         if options.directory is None:
             shutil.rmtree(directory, ignore_errors=True)
     wrong = [r for r in records if r.kind == "ours" and (r.problem or not r.is_exact)]
@@ -163,9 +148,9 @@ def _bench(options: BenchLoader, root: Path) -> int:
     return 1 if wrong else 0
 
 
-def _write(files: ResultOutputs, settings: LoaderSettings, records: list[LoaderRecord]) -> None:
+def _write(files: ResultOutputs, job: LoaderJob, records: list[LoaderRecord]) -> None:
     if files.csv is not None:
         files.csv.write_text(records_csv(records))
     if files.plot is not None:
         write_picture(files.plot, partial(draw, records=records), inches=inches(records))
-    files.write(to_json(settings, records), partial(table, records))
+    files.write(to_json(job, records), partial(table, records))

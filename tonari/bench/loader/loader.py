@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tonari.bench.loader.environments import versions
-from tonari.bench.loader.figures import LoaderRecord, LoaderSettings, Temperature
+from tonari.bench.loader.figures import LoaderJob, LoaderRecord, LoaderSettings, Temperature
 from tonari.bench.loader.forms import Form, make_forms, own_directory
 from tonari.bench.loader.peers.harness import PeerTask
 from tonari.bench.loader.processes import disk_bytes, evict, resident_fraction
@@ -26,35 +26,35 @@ from tonari.bench.notify import Notify
 from tonari.errors import CommandError
 
 
-def measure_loaders(settings: LoaderSettings, notify: Notify) -> Iterator[LoaderRecord]:
+def measure_loaders(job: LoaderJob, notify: Notify) -> Iterator[LoaderRecord]:
     """Measure, set by set and case by case.
 
     Args:
-        settings: What.
+        job: What, and where.
         notify: Receives progress.
 
     Yields:
         Every contender's record in every case, those that cannot run included.
     """
-    deadline = time.monotonic() + settings.time_limit_s
-    for spec in settings.sets:
+    settings, deadline = job.settings, time.monotonic() + job.settings.time_limit_s
+    for spec in job.sets:
         notify(f"{spec.name}: {spec.num_samples:,} samples, generating and converting")
-        prepared, problems = make_forms(settings, spec, deadline, notify)
+        prepared, problems = make_forms(job, spec, deadline, notify)
         for ranks in settings.ranks:
             for temperature in settings.temperatures:
                 if time.monotonic() > deadline:
                     notify(f"{spec.name}, {ranks} ranks, {temperature}: skipped, the time is up")
                     continue
                 yield from _measure_case(
-                    settings, spec, prepared, problems, ranks, temperature, deadline, notify
+                    job, spec, prepared, problems, ranks, temperature, deadline, notify
                 )
-        if not settings.keep:
-            for path in settings.directory.glob(f"{spec.name}-*"):
+        if not job.keep:
+            for path in job.directory.glob(f"{spec.name}-*"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _measure_case(
-    settings: LoaderSettings,
+    job: LoaderJob,
     spec: SampleSet,
     prepared: dict[str, Form],
     problems: dict[str, str],
@@ -65,14 +65,14 @@ def _measure_case(
 ) -> list[LoaderRecord]:
     records: list[LoaderRecord] = []
     running: list[tuple[LoaderRecord, Form]] = []
-    for contender in settings.contenders:
-        for workers in settings.workers:
+    for contender in job.contenders:
+        for workers in job.settings.workers:
             if not contender.suits(kind=spec.kind, ranks=ranks, workers=workers):
                 continue
             record = LoaderRecord(
                 set_name=spec.name, contender=contender.name, kind=contender.kind, ranks=ranks,
                 workers=workers, temperature=temperature,
-                versions=versions(contender, settings.environments),
+                versions=versions(contender, job.environments),
                 problem=problems.get(contender.name, ""),
             )  # fmt: skip
             records.append(record)
@@ -84,7 +84,7 @@ def _measure_case(
                 running.append((record, form))
     where = f"{spec.name}, {ranks} rank{'s' if ranks > 1 else ''}, {temperature}"
     measure = _measure_warm if temperature == "warm" else _measure_cold
-    measure(settings, running, deadline, lambda line: notify(f"{where}: {line}"))
+    measure(job.settings, running, deadline, lambda line: notify(f"{where}: {line}"))
     return records
 
 

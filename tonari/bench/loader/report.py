@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tonari.bench.loader.contenders import HEADLINE
-from tonari.bench.loader.figures import LoaderRecord, LoaderSettings
+from tonari.bench.loader.figures import LoaderJob, LoaderRecord
 from tonari.bench.outputs import Json, spread
 from tonari.report.machine import describe_machine
 from tonari.report.pictures import COLOURS
@@ -85,7 +85,7 @@ def cases(records: Sequence[LoaderRecord]) -> dict[tuple[str, int, str], list[Lo
     return found
 
 
-def to_json(settings: LoaderSettings, records: Sequence[LoaderRecord]) -> Json:
+def to_json(job: LoaderJob, records: Sequence[LoaderRecord]) -> Json:
     """Put everything into one document.
 
     ``sets`` holds, by set, the specification and the ratios of the case that is asked for first:
@@ -98,7 +98,7 @@ def to_json(settings: LoaderSettings, records: Sequence[LoaderRecord]) -> Json:
         for (name, ranks, temperature), found in grouped.items()
     ]
     sets: Json = {}
-    for spec in settings.sets:
+    for spec in job.sets:
         of_set = [key for key in grouped if key[0] == spec.name]
         key = (spec.name, 1, "warm")
         chosen = key if key in grouped else next(iter(of_set), None)
@@ -114,8 +114,8 @@ def to_json(settings: LoaderSettings, records: Sequence[LoaderRecord]) -> Json:
         "benchmark": "loader",
         "version": VERSION,
         "question": "samples/s beside other loaders and beside the machine's limits",
-        "machine": describe_machine(settings.directory),
-        "repeats": settings.repeats,
+        "machine": describe_machine(job.directory),
+        "repeats": job.settings.repeats,
         "sets": sets,
         "cases": by_case,
         "records": [row(record) for record in records],
