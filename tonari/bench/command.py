@@ -33,8 +33,9 @@ class BenchLoader:
     """Measure samples/s of shuffled epochs: ours, other loaders, and what no loader can pass.
 
     Every contender gets each set in its own form, in the settings that it recommends for itself,
-    and proves in its first epoch that every sample came once and whole. They take turns, an epoch
-    each; what is printed are medians, and of ratios the median of ratios within a turn.
+    and proves in its first epoch that every sample came once and whole. They run one after
+    the other, an epoch each, in rounds; what is printed are medians, and of ratios the median of
+    ratios within a round.
 
     tonari-exchanged is ours on a cache whose rows ten epochs of exchange have scattered, which is
     what a long job reads; tonari is ours freshly staged. limit-gather is NumPy alone, limit-decode

@@ -13,6 +13,7 @@ from tonari.bench.errors import BenchError
 from tonari.bench.storage.results.compare import Comparison, compare
 from tonari.bench.storage.results.document import read_document
 from tonari.report.tables import UNKNOWN, Table
+from tonari.report.units import duration, rate
 
 INCOMPARABLE = 2
 
@@ -104,14 +105,9 @@ def table(found: Comparison, *, everything: bool = False) -> str:
 def amount(value: float, unit: str) -> str:
     """Write a figure with three digits and its unit."""
     if unit == "bytes/s":
-        for size, name in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
-            if value >= size:
-                return f"{value / size:.3g} {name}"
+        return rate(value)
     if unit == "s":
-        for size, name in ((1.0, "s"), (1e-3, "ms")):
-            if value >= size:
-                return f"{value / size:.3g} {name}"
-        return f"{value * 1e6:.3g} us"
+        return duration(value)
     return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 

@@ -308,12 +308,12 @@ def _start(
             limit.cancel()
             process.terminate()
         log.seek(0)
-        said = log.read()
+        output = log.read()[-4000:]
     if away.exists():
         away.rename(shared)
     if status:
         raise SystemExit(
-            f"tonari demo: the {settings['kind']} run failed with status {status}:\n{said[-4000:]}"
+            f"tonari demo: the {settings['kind']} run failed with status {status}:\n{output}"
         )
     record: Run = json.loads((work / "record.json").read_text())
     return record

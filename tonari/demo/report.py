@@ -1,4 +1,4 @@
-"""What the demo found: a sentence that says what was gained, a table, plots, and a page of all."""
+"""What the demo found: a sentence about what was gained, a table, plots, and a page of all."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -115,7 +115,7 @@ def report_words(seeds: Sequence[Runs], swept: dict[float, Runs], tar_bytes: int
 
 
 def sentence(runs: Runs) -> str:
-    """Say what was gained, or that nothing was."""
+    """Describe what was gained, or that nothing was."""
     base, ours = runs["dataloader"], runs["tonari"]
     ratio = later_mean(base, "epoch_s") / later_mean(ours, "epoch_s")
     points = 100 * (final_accuracy(ours) - final_accuracy(base))

@@ -36,7 +36,7 @@ HEADER = (
 )  # fmt: skip
 
 SIMILAR_PICTURES, SIMILAR_EMBEDDINGS = 0.85, 0.95
-"""What two samples must have in common, unless said."""
+"""What two samples must have in common by default."""
 
 
 @dataclass(frozen=True)

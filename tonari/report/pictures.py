@@ -21,7 +21,7 @@ DARK = {"text": "#e6e9ec", "paper": "#171a1e", "grid": "#343a41"}
 UNDATED = {
     "png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None, "ModDate": None}
 }  # fmt: skip
-"""By kind of file, what is left out of it, so that the same figures make the same bytes."""
+"""By kind of file, which dates are not written, so that the same figures make the same bytes."""
 
 
 def render(draw: Draw, *, inches: tuple[float, float], kind: str) -> bytes:

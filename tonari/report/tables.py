@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 UNKNOWN = "-"
-"""In place of a figure that nobody knows."""
+"""In place of a figure that is not known."""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ NUM_FOLLOWED = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class Simulate:
-    """Say what a run's exchange would do, without moving data: mixing, traffic, storage, planning.
+    """Compute what a run's exchange would do, moving no data: mixing, traffic, storage, planning.
 
     Calls the functions that training calls, for ranks and samples that this machine need not have.
     Every fraction given with --exchange is one line, between Local (rows never move) and Global
@@ -74,8 +74,8 @@ class Simulate:
     nodes visited: different nodes on which a sample has been trained by the end of an epoch.
 
     correlation: with d a batch's class shares less the dataset's, the mean of d . d' over pairs of
-    batches, divided by the mean of d . d. 1: a batch tells the classes of the other. 0: it says
-    nothing about it, as with batches drawn at random. Pairs are consecutive steps of one rank, or
+    batches, divided by the mean of d . d. 1: a batch shows the classes of the other. 0: it shows
+    nothing of it, as with batches drawn at random. Pairs are consecutive steps of one rank, or
     the same step of one rank in consecutive epochs.
 
     MB/s a node: what a node's link has to carry, each way, for the exchange to end with the epoch.
@@ -87,7 +87,7 @@ class Simulate:
     ranks: int
     """Ranks of the job, each a replica of the model."""
     samples: float | None = None
-    """Samples of the dataset, such as 1.3e9. Needed unless --labels says it."""
+    """Samples of the dataset, such as 1.3e9. Needed unless there are --labels."""
     exchange: tuple[float, ...] = (0.1,)
     """Fractions of its rows that a rank gives and takes each epoch, in [0, 1]."""
     ranks_per_node: int = 4

@@ -31,7 +31,7 @@ class Exchange:
 
     Ranks under MPI stand for nodes. Each trains on generated samples, 32 a step; a step is a sleep,
     which leaves the processor to the exchange as an accelerator does, and then matrix products of
-    the same length, which do not. All ways take turns, an epoch each: local, the exchange at every
+    the same length, which do not. All ways alternate, an epoch each: local, the exchange at every
     Q, the same rows by one message a sample (get), and other samples each epoch from a shared file
     of a given bandwidth (reread). Each epoch counts with its end, that is until its arrivals are
     durable and the next can begin.

@@ -21,8 +21,8 @@ class BenchImportance:
     "selection" is the time that a policy takes over all rows of one rank, once an epoch.
     "threshold" compares the rows that several pools choose together with those that sorting all
     their scores gives: `lowest` must choose the same, percentiles come near. "feedback" is an
-    epoch's time a step with outcome and report, over that of the same steps without; they take
-    turns. A step sleeps, or on a GPU multiplies matrices as long.
+    epoch's time a step with outcome and report, over that of the same steps without, measured
+    alternately. A step sleeps, or on a GPU multiplies matrices as long.
 
     `tonari bench importance --rows 1000000` gives an impression in a minute.
 
@@ -68,7 +68,7 @@ def bench_importance(options: BenchImportance) -> int:
 
 
 def table(found: Sequence[Mapping[str, object]]) -> str:
-    """Say each result in a line."""
+    """Write each result in a line."""
     return "\n".join(_LINES[str(figures["question"])].format(**figures) for figures in found)
 
 

@@ -20,7 +20,7 @@ LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_", "SLURM_", "TONAR
 
 
 def prepare(contender: Contender, python: Path, task: PeerTask, *, timeout_s: float) -> None:
-    """Let a contender turn the set into its own form. Blocks.
+    """Let a contender make its own form of the set. Blocks.
 
     Raises:
         BenchError: If it fails or takes too long.

@@ -12,7 +12,7 @@ from dataio.source.expand import SHARD_SUFFIXES
 from dataio.world import World, launcher_name
 from tonari.bench.errors import BenchError
 from tonari.bench.notify import Notify
-from tonari.bench.storage.patterns.files import Footprint, footprint, leftovers, new_name
+from tonari.bench.storage.patterns.files import Footprint, agree_name, footprint, leftovers
 from tonari.bench.storage.patterns.network import measure_links
 from tonari.bench.storage.patterns.options import StorageOptions
 from tonari.bench.storage.patterns.patterns import (
@@ -61,7 +61,7 @@ def measure_storage(
     spread, counts = agree(world, lambda: _check(world, options), doing="checking options")
     patterns = _patterns(world, options, spread)
     old = agree(world, lambda: [] if world.rank else _leftovers(directory), doing="looking")
-    name = world.allgather(new_name().encode(), doing="naming files")[0].decode()
+    name = agree_name(world)
     job = PhaseJob(
         world=world, nodes=names, until=until, repeats=options.repeats, direct=options.direct,
         seed=options.seed, tag=world.open_channel(),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tonari.bench.storage.report.drawing import WAY_WORDS, Draw, duration, rate, size, words
+from tonari.bench.storage.report.drawing import WAY_WORDS, Draw, words
 from tonari.bench.storage.report.epoch_plots import (
     draw_epochs,
     draw_predictions,
@@ -34,6 +34,8 @@ from tonari.bench.storage.site.site import Site
 from tonari.report.pages import lay_out, picture
 from tonari.report.pictures import write_picture
 from tonari.report.tables import UNKNOWN, Table, figure
+from tonari.report.units import duration, rate
+from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -306,8 +308,11 @@ def _site(site: Site) -> list[tuple[str, str]]:
         ("seen by other nodes", "yes" if site.is_shared else "no"),
         ("server", site.mount.server or "none"),
         ("mounted", f"{site.mount.source} on {site.mount.point} ({options})"),
-        ("room", f"{size(site.free_bytes)} free of {size(site.total_bytes)}{files}"),
-        ("block", size(site.block_bytes)),
+        (
+            "room",
+            f"{format_bytes(site.free_bytes)} free of {format_bytes(site.total_bytes)}{files}",
+        ),
+        ("block", format_bytes(site.block_bytes)),
         ("client keeps data in", site.client_cache),
         ("layout", _layout(site.layout)),
         *(("note", note) for note in site.notes),
@@ -354,7 +359,7 @@ def _ways(run: EndToEnd) -> Table:
 
 
 def _bytes(count: int | None) -> str:
-    return UNKNOWN if count is None else size(count)
+    return UNKNOWN if count is None else format_bytes(count)
 
 
 def _phase_line(phase: Phase) -> list[str]:
@@ -364,7 +369,7 @@ def _phase_line(phase: Phase) -> list[str]:
         _name(phase),
         phase.wanted,
         str(phase.nodes),
-        size(phase.request_bytes) if phase.request_bytes else UNKNOWN,
+        format_bytes(phase.request_bytes) if phase.request_bytes else UNKNOWN,
         rate(median(values)) if has_bytes else UNKNOWN,
         f"{rate(min(values))} to {rate(max(values))}" if has_bytes else UNKNOWN,
         duration(median(repeat.seconds for repeat in phase.repeats)),
