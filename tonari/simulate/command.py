@@ -42,8 +42,8 @@ from tonari.outputs import PLOTS, check_plot
 from tonari.report.pictures import write_picture
 from tonari.simulate.report import (
     NEAR,
-    Cost,
     Curves,
+    EpochCost,
     Report,
     SimulatedLine,
     draw_curves,
@@ -261,7 +261,7 @@ def simulate(options: Simulate, layout: Layout, labels: Labels) -> Report:
 
 def measure_plan(
     layout: Layout, *, exchange: float, batch_size: int, row_bytes: int, seed: int
-) -> Cost:
+) -> EpochCost:
     """Plan an epoch of the rank in the middle twice: for its time, and for its memory."""
 
     def plan() -> tuple[Layout, ReplicaPlan]:
@@ -286,7 +286,7 @@ def measure_plan(
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    return Cost(count_traffic(fresh, made, row_bytes=row_bytes), plan_s, peak_bytes)
+    return EpochCost(count_traffic(fresh, made, row_bytes=row_bytes), plan_s, peak_bytes)
 
 
 def summarise(

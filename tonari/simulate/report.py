@@ -43,7 +43,7 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Cost:
+class EpochCost:
     """What an epoch of a policy costs a rank.
 
     Attributes:
@@ -71,7 +71,7 @@ class SimulatedLine:
     name: str
     exchange: float | None
     curves: Curves
-    cost: Cost | None
+    cost: EpochCost | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ def shown_epochs(num_epochs: int) -> list[int]:
     return [*some, num_epochs - 1]
 
 
-def needed_rate(cost: Cost, step_s: float | None) -> float | None:
+def needed_rate(cost: EpochCost, step_s: float | None) -> float | None:
     """MB/s that the exchange needs of a node's link, each way, to end with the epoch."""
     if step_s is None:
         return None
@@ -150,7 +150,7 @@ def _costs(report: Report) -> Table:
     return Table(heads, rows, "an epoch's exchange, each way")
 
 
-def _cells(cost: Cost | None, report: Report) -> list[str]:
+def _cells(cost: EpochCost | None, report: Report) -> list[str]:
     if cost is None:
         storage = format_bytes(report.global_storage_bytes)
         return [*[UNKNOWN] * 7, storage, UNKNOWN, UNKNOWN]

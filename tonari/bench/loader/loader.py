@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from tonari.bench.loader.environments import versions
 from tonari.bench.loader.figures import LoaderJob, LoaderRecord, LoaderSettings, Temperature
@@ -24,6 +25,8 @@ from tonari.bench.loader.session import ContenderSession
 from tonari.bench.loader.sets import SampleSet
 from tonari.bench.notify import Notify
 from tonari.errors import CommandError
+
+Measured = TypeVar("Measured")
 
 
 def measure_loaders(job: LoaderJob, notify: Notify) -> Iterator[LoaderRecord]:
@@ -103,16 +106,10 @@ def _measure_warm(
                 open_sessions.enter_context(session)
                 record.first = session.epoch(watch=True)
                 sessions.append((record, session))
-        for repeat in range(settings.repeats):
-            if time.monotonic() > deadline:
-                notify(f"{repeat} of {settings.repeats} repeats, the time limit has passed")
-                return
-            notify(f"repeat {repeat + 1} of {settings.repeats}")
-            first = repeat % max(len(sessions), 1)
-            for record, session in sessions[first:] + sessions[:first]:
-                if not record.problem:
-                    with _noting(record, notify):
-                        record.epochs.append(session.round(settings.round_s))
+        for record, session in _rounds(settings, sessions, deadline, notify):
+            if not record.problem:
+                with _noting(record, notify):
+                    record.epochs.append(session.round(settings.round_s))
 
 
 def _measure_cold(
@@ -121,22 +118,29 @@ def _measure_cold(
     deadline: float,
     notify: Notify,
 ) -> None:
+    for record, form in _rounds(settings, running, deadline, notify):
+        if record.problem:
+            continue
+        with _noting(record, notify):
+            directory = own_directory(form, record.workers)
+            record.eviction = evict(directory)
+            stayed = resident_fraction(directory)
+            record.resident_fraction = max(record.resident_fraction or 0.0, stayed)
+            with _session(settings, record, form) as session:
+                record.epochs.append(session.epoch())
+
+
+def _rounds(
+    settings: LoaderSettings, measured: list[Measured], deadline: float, notify: Notify
+) -> Iterator[Measured]:
+    """Yield each in every repeat, in an order that rotates, until the time limit."""
     for repeat in range(settings.repeats):
         if time.monotonic() > deadline:
             notify(f"{repeat} of {settings.repeats} repeats, the time limit has passed")
             return
         notify(f"repeat {repeat + 1} of {settings.repeats}")
-        first = repeat % max(len(running), 1)
-        for record, form in running[first:] + running[:first]:
-            if record.problem:
-                continue
-            with _noting(record, notify):
-                directory = own_directory(form, record.workers)
-                record.eviction = evict(directory)
-                stayed = resident_fraction(directory)
-                record.resident_fraction = max(record.resident_fraction or 0.0, stayed)
-                with _session(settings, record, form) as session:
-                    record.epochs.append(session.epoch())
+        first = repeat % max(len(measured), 1)
+        yield from measured[first:] + measured[:first]
 
 
 def _session(settings: LoaderSettings, record: LoaderRecord, form: Form) -> ContenderSession:

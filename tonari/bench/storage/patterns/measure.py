@@ -23,7 +23,7 @@ from tonari.bench.storage.patterns.patterns import (
     PatternFiles,
 )
 from tonari.bench.storage.patterns.phase import PhaseJob, PhasePoint, measure_phase
-from tonari.bench.storage.patterns.target import Target, open_target
+from tonari.bench.storage.patterns.target import OpenTarget, open_target
 from tonari.bench.storage.patterns.threads import Deadline
 from tonari.bench.storage.patterns.together import agree
 from tonari.bench.storage.results.results import MeasuredLink, Phase, Results, Scaling
@@ -186,7 +186,7 @@ def _leftovers(directory: Path) -> list[str]:
 
 
 def _points(
-    target: Target, patterns: Sequence[Pattern], counts: Sequence[int], options: StorageOptions
+    target: OpenTarget, patterns: Sequence[Pattern], counts: Sequence[int], options: StorageOptions
 ) -> Iterator[tuple[Pattern, PhasePoint]]:
     for pattern in patterns:
         if target.tier == "local" and pattern.name not in ON_LOCAL:
@@ -199,7 +199,7 @@ def _points(
 
 
 def _measured(
-    job: PhaseJob, shared: Target, local: Target, patterns: Sequence[Pattern],
+    job: PhaseJob, shared: OpenTarget, local: OpenTarget, patterns: Sequence[Pattern],
     counts: Sequence[int], options: StorageOptions, notify: Notify,
 ) -> list[Phase | None]:  # fmt: skip
     measured = []
