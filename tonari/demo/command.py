@@ -19,6 +19,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from tonari.demo.data import PackedImages, pack_digits, pack_source
 from tonari.demo.report import (
+    Run,
+    Runs,
+    later_mean,
     paired_difference,
     report_words,
     write_page,
@@ -26,9 +29,6 @@ from tonari.demo.report import (
 )
 from tonari.mpi import mpiexec_command
 from tonari.outputs import check_report
-
-Run = dict[str, list[float] | float]
-Runs = dict[str, Run]
 
 KINDS = ("dataloader", "tonari", "tonari_hiding")
 SWEEP = (0.0, 1.0, 4.0)
@@ -215,19 +215,12 @@ def _three_runs(
     # Accuracy does not depend on the workers, and further seeds are run for it alone.
     tried = options.workers if seed == 0 else options.workers[:1]
     baselines = {workers: run("dataloader", workers) for workers in tried}
-    best = min(baselines, key=lambda workers: _later_epoch_s(baselines[workers]))
+    best = min(baselines, key=lambda workers: later_mean(baselines[workers], "epoch_s"))
     return {
         "dataloader": {**baselines[best], "num_workers": best},
         "tonari": run("tonari"),
         "tonari_hiding": run("tonari_hiding"),
     }
-
-
-def _later_epoch_s(run: Run) -> float:
-    seconds = run["epoch_s"]
-    assert isinstance(seconds, list)
-    later = seconds[1:] or seconds
-    return sum(later) / len(later)
 
 
 def _noter(progress: Progress, task: TaskID) -> Callable[[str], None]:

@@ -144,55 +144,40 @@ def page(results: Results) -> str:
 
 def plots_of(results: Results) -> list[Plot]:
     """Choose the plots that there is something to draw of."""
-    found = []
-    if phases_with_bytes(results):
-        patterns = {phase.pattern for phase in phases_with_bytes(results)}
-        found.append(
-            Plot(
-                "patterns", "What each pattern gets",
-                "The largest bandwidth over all numbers of readers; lines are smallest to largest "
-                "repeat.",
-                partial(draw_patterns, results=results), (9, 1.7 + 0.62 * len(patterns)),
-            )
-        )  # fmt: skip
-    if results.scalings:
-        rows = -(-len({scaling.pattern for scaling in results.scalings}) // 3)
-        found.append(
-            Plot(
-                "scaling", "How it grows with readers",
-                "Dots are medians, dashes repeats; the curve is most x n / (n + half), fitted to "
-                "the medians. The ring is the knee: the fewest readers with 90 % of the largest.",
-                partial(draw_scaling, results=results), (10, 0.9 + 3.2 * rows),
-            )
-        )  # fmt: skip
-    if latency_rows(results):
-        rows = len(latency_rows(results))
-        found.append(
-            Plot(
-                "latencies", "How long an operation takes",
-                "On DIR, cold. Filled: with the fewest readers; outlined: with the most.",
-                partial(draw_latencies, results=results), (9, 1.7 + 0.62 * rows),
-            )
-        )  # fmt: skip
-    if fairness_phases(results):
-        rows = len(fairness_phases(results))
-        found.append(
-            Plot(
-                "fairness", "Whether clients get the same",
-                "Cold, the most clients; a dot is a client in a repeat. Jain's index is 1 where "
-                "all get the same, and 1/n where one of n gets all.",
-                partial(draw_fairness, results=results), (9, 1.2 + 0.62 * rows),
-            )
-        )  # fmt: skip
-    if results.links:
-        found.append(
-            Plot(
-                "links", "Between nodes",
-                "One rank of each node, both ways at once, medians.",
-                partial(draw_links, results=results), (9, 3.9),
-            )
-        )  # fmt: skip
-    return found + (_epoch_plots(results.end_to_end) if results.end_to_end else [])
+    patterns = len({phase.pattern for phase in phases_with_bytes(results)})
+    curves = len({scaling.pattern for scaling in results.scalings})
+    latencies, fair = len(latency_rows(results)), len(fairness_phases(results))
+    found = [
+        (patterns, Plot(
+            "patterns", "What each pattern gets",
+            "The largest bandwidth over all numbers of readers; lines are smallest to largest "
+            "repeat.",
+            partial(draw_patterns, results=results), (9, 1.7 + 0.62 * patterns),
+        )),
+        (curves, Plot(
+            "scaling", "How it grows with readers",
+            "Dots are medians, dashes repeats; the curve is most x n / (n + half), fitted to "
+            "the medians. The ring is the knee: the fewest readers with 90 % of the largest.",
+            partial(draw_scaling, results=results), (10, 0.9 + 3.2 * -(-curves // 3)),
+        )),
+        (latencies, Plot(
+            "latencies", "How long an operation takes",
+            "On DIR, cold. Filled: with the fewest readers; outlined: with the most.",
+            partial(draw_latencies, results=results), (9, 1.7 + 0.62 * latencies),
+        )),
+        (fair, Plot(
+            "fairness", "Whether clients get the same",
+            "Cold, the most clients; a dot is a client in a repeat. Jain's index is 1 where "
+            "all get the same, and 1/n where one of n gets all.",
+            partial(draw_fairness, results=results), (9, 1.2 + 0.62 * fair),
+        )),
+        (len(results.links), Plot(
+            "links", "Between nodes", "One rank of each node, both ways at once, medians.",
+            partial(draw_links, results=results), (9, 3.9),
+        )),
+    ]  # fmt: skip
+    plots = [plot for has_any, plot in found if has_any]
+    return plots + (_epoch_plots(results.end_to_end) if results.end_to_end else [])
 
 
 def _epoch_plots(run: EndToEnd) -> list[Plot]:
