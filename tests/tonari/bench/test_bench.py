@@ -155,18 +155,9 @@ def test_the_command_measures_ours_and_the_peers_that_are_always_there(
 ) -> None:
     said = "--json --sets 3k --scale 0.003 --repeats 1 --workers 0 --contenders limit-gather "
     said += "tonari-exchanged torch-packed webdataset"
+    files = ["--csv", str(tmp_path / "out.csv"), "--plot", str(tmp_path / "out.png")]
     status = cli.main(
-        [
-            "bench",
-            "loader",
-            *said.split(),
-            "--csv",
-            str(tmp_path / "out.csv"),
-            "--plot",
-            str(tmp_path / "out.png"),
-            "--directory",
-            str(tmp_path / "sets"),
-        ]
+        ["bench", "loader", *said.split(), *files, "--directory", str(tmp_path / "sets")]
     )
     document = json.loads(capsys.readouterr().out)
     assert status == 0
@@ -217,10 +208,8 @@ def test_several_ranks_share_the_samples(tmp_path: Path) -> None:
     chosen = [c for c in CONTENDERS if c.name in ("torch-packed", "tonari")]
     run = make_job(tmp_path, chosen, ranks=(2,), repeats=1)
     records = list(measure_loaders(run, lambda words: None))
-    assert [(r.contender, r.problem, r.is_exact) for r in records] == [
-        ("tonari", "", True),
-        ("torch-packed", "", True),
-    ]
+    found = [(r.contender, r.problem, r.is_exact) for r in records]
+    assert found == [("tonari", "", True), ("torch-packed", "", True)]
 
 
 @pytest.mark.parametrize("name", ["3k", "jpeg"])

@@ -37,11 +37,10 @@ def test_markdown_has_the_same_cells() -> None:
 
 
 def test_a_figure_that_nobody_knows_is_a_dash() -> None:
-    assert [figure(v, ",.1f", of=1e6) for v in (1_234_567_890, 0, None, "?")] == [
-        "1,234.6", "0.0", "-", "-"
-    ]  # fmt: skip
+    found = [figure(value, ",.1f", of=1e6) for value in (1_234_567_890, 0, None, "?")]
+    assert found == ["1,234.6", "0.0", "-", "-"]
 
 
 def test_csv_has_the_columns_that_are_named_and_leaves_empty_what_a_row_has_not() -> None:
-    rows = [{"a": 1, "b": 'x, "y"', "c": 0}, {"b": None, "a": 2}]
+    rows: list[dict[str, object]] = [{"a": 1, "b": 'x, "y"', "c": 0}, {"b": None, "a": 2}]
     assert to_csv(("b", "a"), rows) == 'b,a\n"x, ""y""",1\n,2\n'
