@@ -4,18 +4,20 @@ import shutil
 import sys
 from pathlib import Path
 
+from tonari.errors import CommandError
+
 
 def mpiexec_command(num_ranks: int) -> list[str]:
     """Begin a command line that starts ``num_ranks`` ranks on this machine.
 
     Raises:
-        SystemExit: If there is no launcher.
+        CommandError: If there is no launcher.
     """
     beside = Path(sys.executable).with_name("mpiexec")
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:
-        raise SystemExit(
-            "mpiexec was not found beside this Python nor on PATH; pip install "
-            "'tonari[mpi-bundled]' brings one, or load your site's MPI module"
+        raise CommandError(
+            "mpiexec: found neither beside this Python nor on PATH, expected it to start ranks; "
+            "pip install 'tonari[mpi-bundled]', or load your site's MPI module"
         )
     return [found, "-n", str(num_ranks)]

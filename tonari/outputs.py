@@ -5,6 +5,9 @@ from pathlib import Path
 
 from tonari.errors import CommandError
 
+PLOTS = (".png", ".svg", ".pdf")
+"""Files that plots are drawn into."""
+
 
 def check_output(flag: str, path: Path | None) -> None:
     """Refuse a file that could not be written; None is none asked for.
@@ -26,35 +29,39 @@ def check_output(flag: str, path: Path | None) -> None:
         )
 
 
-def check_report(flag: str, path: Path | None) -> None:
+def check_page(flag: str, path: Path | None) -> None:
     """Refuse a page that could not be laid out, or written.
 
     Raises:
         CommandError: As `check_output`.
         ModuleNotFoundError: If what pages are made with is missing, with its name.
     """
-    check_plot(flag, path)
+    check_output(flag, path)
     if path is not None:
         import jinja2  # noqa: F401
+
+
+def check_report(flag: str, path: Path | None) -> None:
+    """Refuse a page with plots, likewise."""
+    check_page(flag, path)
+    if path is not None:
+        import matplotlib  # noqa: F401
 
 
 def check_plot(flag: str, path: Path | None) -> None:
     """Refuse a plot that could not be drawn, or written.
 
     Raises:
-        CommandError: As `check_output`.
+        CommandError: As `check_output`, or if its name ends in nothing of `PLOTS`.
         ModuleNotFoundError: If matplotlib is missing, with its name.
     """
     check_output(flag, path)
     if path is not None:
+        if path.suffix not in PLOTS:
+            raise CommandError(
+                f"{flag} {path}: expected a name that ends in {', '.join(PLOTS)}; name it so"
+            )
         import matplotlib  # noqa: F401
-
-
-def check_results(*, json_file: Path | None, csv: Path | None, plot: Path | None) -> None:
-    """Refuse what a benchmark could not write of its results."""
-    check_output("--json-file", json_file)
-    check_output("--csv", csv)
-    check_plot("--plot", plot)
 
 
 def make_directory(flag: str, path: Path) -> None:

@@ -14,6 +14,7 @@ from dataio.base.errors import WorldError
 from dataio.world import World, discover_world, watch_start
 from dataio.world.discover import choose_medium
 from tonari.checks import LAUNCHER_NAMES, LAUNCHER_PREFIXES, Finding
+from tonari.errors import CommandError
 from tonari.mpi import mpiexec_command
 from tonari.processes import run_group
 
@@ -86,7 +87,7 @@ def probe_mpi(ranks: int, *, timeout_s: float) -> Finding:
         return Finding("MPI", "look", "mpi4py is not installed", cure)
     try:
         command = mpiexec_command(ranks)
-    except SystemExit as absent:
+    except CommandError as absent:
         found, _, cure = str(absent).partition("; ")
         return Finding("MPI", "broken", found, cure)
     cure = (

@@ -26,6 +26,7 @@ from tonari.bench.storage.results.document import read_document
 from tonari.bench.storage.results.results import EndToEnd, TrainingWay
 from tonari.bench.storage.training.ways import later_s
 from tonari.report.pictures import render
+from tonari.report.tables import Table, markdown_row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 JOB = Path(__file__).with_name("links_on_nodes.py")
 JOB_S = 900
 NUM_NODES = 4
+COLUMNS = (
+    "link", "compute s", "beyond it: DataLoader", "staged", "exchange", "staging s",
+    "prediction off: DataLoader", "staged", "exchange", "paid after, predicted and measured",
+    "reads after staging",
+)  # fmt: skip
 RATIOS = (0.2, 0.5, 1.0, 2.0, 4.0)
 STORAGE: Mapping[str, Any] = {
     "size_bytes": 4 << 20, "patterns": ["sequential_shard", "random_record", "checkpoint_burst"],
@@ -126,7 +132,7 @@ def row(ratio: float, found: LinkCase) -> str:
         f"{staged.predicted_paid_after}, {staged.paid_after}",
         str(sum(found.reads["staged"]) + sum(found.reads["exchange"])),
     ]  # fmt: skip
-    return f"| {' | '.join(cells)} |"
+    return markdown_row(cells)
 
 
 def draw(sweep: Mapping[float, LinkCase]) -> "Callable[[Figure], None]":
@@ -160,11 +166,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     sweep: dict[float, LinkCase] = {}
-    print(
-        "| link | compute s | beyond it: DataLoader | staged | exchange | staging s | prediction "
-        "off: DataLoader | staged | exchange | paid after, predicted and measured | reads after "
-        "staging |\n|" + "---|" * 11
-    )
+    print("\n".join(Table(COLUMNS, ()).markdown()))
     with tempfile.TemporaryDirectory() as directory:
         for number, ratio in enumerate(args.ratios):
             lab = Path(directory) / f"lab{number}"

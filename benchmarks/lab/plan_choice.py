@@ -29,7 +29,7 @@ from benchmarks.lab.plan_of_epochs import OF_DATA
 from benchmarks.studies import step_time
 from benchmarks.studies.step_memory import IMAGES, TEXT
 from tests.lab.cluster import Lab
-from tonari.bench.loader.launch import mpiexec
+from tonari.mpi import mpiexec_command
 from tonari.oracle.cluster.cluster import Cluster, Level
 from tonari.oracle.plan import plan_step
 from tonari.oracle.probe.probe import load_probe
@@ -111,7 +111,7 @@ def plan(pair: PlannedPair, directory: Path) -> dict[str, float]:
     tonari = [sys.executable, "-W", "ignore", "-m", "tonari"]
     subprocess.run(
         [
-            mpiexec(), "-n", "2", *tonari, "probe", str(settings), *model, "--no-data", *tries,
+            *mpiexec_command(2), *tonari, "probe", str(settings), *model, "--no-data", *tries,
             "--steps", "4", "--rounds", "2", "--world", str(2 * pair.nodes), "--out", str(probes),
         ], check=True, env=ENV, timeout=len(meshes) * TIMEOUT_S, stdout=subprocess.DEVNULL,
     )  # fmt: skip
@@ -141,7 +141,7 @@ def measure(pair: PlannedPair, directory: Path, *, rounds: int, steps: int) -> d
     settings, out = directory / "run.toml", directory / "steps.json"
     found: defaultdict[str, list[float]] = defaultdict(list)
     with ExitStack() as opened:
-        launcher = [mpiexec(), "-n", "2"]
+        launcher = mpiexec_command(2)
         env = ENV
         if pair.nodes > 1:
             rate = f"{MBITS[pair.model]}mbit"

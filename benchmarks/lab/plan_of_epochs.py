@@ -35,13 +35,14 @@ from scipy.stats import spearmanr
 
 from tests.lab.cluster import Lab
 from tests.slowfs import ROOT, slowfs
-from tonari.bench.loader.launch import mpiexec
+from tonari.mpi import mpiexec_command
 from tonari.oracle.cluster.cluster import Cluster, Level, StorageRates
 from tonari.oracle.cluster.probed import cluster_of
 from tonari.oracle.epoch import PlannedEpoch
 from tonari.oracle.paradl import Link, link_across, price, probed_link
 from tonari.oracle.plan import plan_step
 from tonari.oracle.probe.probe import Probe, load_probe
+from tonari.report.tables import Table
 from tonari.trainer.config.config import load_config
 from tonari.trainer.run.build import lay_out
 from tonari.trainer.watch.plan import PARTS
@@ -188,7 +189,7 @@ class EpochStudy:
                 ).path
                 for rate in sorted(rates)
             }
-            starter = [mpiexec(), "-n", str(RANKS)]
+            starter = mpiexec_command(RANKS)
             env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
             here = scratch / "caches"
             here.mkdir()
@@ -276,10 +277,10 @@ class EpochStudy:
         measured: list[float] = []
         planned: list[float] = []
         heads = (
-            "measured, s", "again", "planned, s", "error", "by probed links", "ParaDL",
+            "case", "measured, s", "again", "planned, s", "error", "by probed links", "ParaDL",
             "last epoch", "planned worst",
         )  # fmt: skip
-        yield f"| case | {' | '.join(heads)} |\n|---" + "|---:" * (len(heads) - 1) + "|---|"
+        rows: list[list[str]] = []
         for case in self.cases:
             runs = {run["round"]: run["epochs"][1:] for run in self.runs(case)}
             if not runs:
@@ -315,11 +316,12 @@ class EpochStudy:
             }  # fmt: skip
             off = max(differ, key=lambda words: abs(differ[words]))
             shown = {name: f"{error:+.1%}" for name, error in row.items()}
-            yield (
-                f"| {case.name} | {mean_s:.2f} | {shown.get('again', '')} | {planned_s:.2f} | "
-                f"{shown['plan']} | {shown.get('by probed links', '')} | {shown['ParaDL']} | "
-                f"{shown['last epoch']} | {off} {differ[off]:+.2f} s |"
-            )
+            rows.append([
+                case.name, f"{mean_s:.2f}", shown.get("again", ""), f"{planned_s:.2f}",
+                shown["plan"], shown.get("by probed links", ""), shown["ParaDL"],
+                shown["last epoch"], f"{off} {differ[off]:+.2f} s",
+            ])  # fmt: skip
+        yield from Table(heads, rows).markdown()
         for name, of_cases in errors.items():
             sizes = sorted(map(abs, of_cases))
             yield (

@@ -38,6 +38,7 @@ from tonari.oracle.probe.data import DataTimes
 from tonari.oracle.probe.pieces import count_pieces
 from tonari.oracle.probe.probe import Probe, step_settings
 from tonari.oracle.stopwatch import Timed
+from tonari.report.tables import Table, markdown_row
 from tonari.trainer.config.config import load_config
 
 BATCH = 64
@@ -193,7 +194,7 @@ class SourcePlans:
 
 
 def _table(heads: Sequence[str]) -> str:
-    return f"| {' | '.join(heads)} |\n|" + "---:|" * len(heads)
+    return "\n".join(Table(heads, [["0"] * len(heads)]).markdown()[:2])
 
 
 def count_bytes(study: EpochStudy) -> Iterator[str]:
@@ -208,11 +209,11 @@ def count_bytes(study: EpochStudy) -> Iterator[str]:
         runs = list(planned.quota.runs())
         passes = sum(count for count, *_ in runs)
         read = sum(count * num_bytes for count, _, num_bytes in runs)
-        yield (
-            f"| {quota / 1e6:g} | {run.resident_rows:,.0f} | {planned.quota.resident_rows:,} | "
-            f"{run.windows} | {passes} | {run.read_bytes / 1e6:.1f} | {read / 1e6:.1f} "
-            f"({read / run.read_bytes - 1:+.0%}) |"
-        )
+        yield markdown_row([
+            f"{quota / 1e6:g}", f"{run.resident_rows:,.0f}", f"{planned.quota.resident_rows:,}",
+            str(run.windows), str(passes), f"{run.read_bytes / 1e6:.1f}",
+            f"{read / 1e6:.1f} ({read / run.read_bytes - 1:+.0%})",
+        ])  # fmt: skip
 
 
 def time_epochs(study: EpochStudy) -> Iterator[str]:
@@ -229,11 +230,11 @@ def time_epochs(study: EpochStudy) -> Iterator[str]:
             _, first_s, second_s = load_epochs(slow.path, quota=quota).epochs_s
         planned_s = expected.epoch_s
         mean_s = (first_s + second_s) / 2
-        yield (
-            f"| {quota / 1e6:g} | {rate:g} | {first_s:.2f} | {second_s / first_s - 1:+.1%} | "
-            f"{planned_s:.2f} | {planned_s / mean_s - 1:+.1%} | "
-            f"{min(base.epochs_s[1:]) / mean_s - 1:+.1%} |"
-        )
+        yield markdown_row([
+            f"{quota / 1e6:g}", f"{rate:g}", f"{first_s:.2f}", f"{second_s / first_s - 1:+.1%}",
+            f"{planned_s:.2f}", f"{planned_s / mean_s - 1:+.1%}",
+            f"{min(base.epochs_s[1:]) / mean_s - 1:+.1%}",
+        ])  # fmt: skip
     tars = study.shards.parent / "tars"
     num_bytes = write_tars(study.shards, tars)
     base = load_epochs(tars)
@@ -258,7 +259,7 @@ def time_epochs(study: EpochStudy) -> Iterator[str]:
             (streamed_s, planned.unstaged_s),
         ):  # fmt: skip
             cells += [f"{measured_s:.2f}", f"{planned_s:.2f} ({planned_s / measured_s - 1:+.1%})"]
-        yield f"| {' | '.join([*cells, str(paid), str(planned.pays_after)])} |"
+        yield markdown_row([*cells, str(paid), str(planned.pays_after)])
 
 
 def main() -> None:

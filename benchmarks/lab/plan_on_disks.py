@@ -32,15 +32,17 @@ from PIL import Image
 from benchmarks.lab.plan_of_epochs import MEMORY_GBYTE_S, RANKS, SETTINGS, TIMEOUT_S
 from dataio.store.files.reader import MEMORY_FRACTION
 from tests.slowfs import ROOT
-from tonari.bench.loader.launch import mpiexec
+from tonari.mpi import mpiexec_command
 from tonari.oracle.cluster.cluster import Cluster, Host, Level, StorageRates
 from tonari.oracle.epoch import PlannedEpoch
 from tonari.oracle.feeds import lay_rows
 from tonari.oracle.plan import plan_step
 from tonari.oracle.probe.probe import load_probe
+from tonari.report.tables import Table
 from tonari.trainer.config.config import load_config
 
 GROUPS = Path("/sys/fs/cgroup")
+COLUMNS = ("disk, MB/s", "MB read", "planned", "measured, s", "again", "planned, s", "error")
 RATES_MB_S = (0, 40, 20, 12)
 """Of each node's disk, in 1e6 bytes/s; 0: as fast as it is."""
 SHARDS, ROWS_OF_SHARD, GROUP_ROWS, PIXELS = 20, 500, 50, 192
@@ -171,7 +173,7 @@ class DiskStudy:
                 }  # fmt: skip
                 nodes.limit((rate or 0) * 1e6)
                 command = [
-                    mpiexec(), "-n", str(RANKS), *([] if rate is None else nodes.enter),
+                    *mpiexec_command(RANKS), *([] if rate is None else nodes.enter),
                     sys.executable, "-W", "ignore", "-m", "benchmarks.lab.train_case",
                     json.dumps(job), str(self._runs),
                 ]  # fmt: skip
@@ -214,8 +216,7 @@ class DiskStudy:
 
     def report(self) -> Iterator[str]:
         """Write the table."""
-        yield "| disk, MB/s | MB read | planned | measured, s | again | planned, s | error |"
-        yield "|---:" * 7 + "|"
+        rows: list[list[str]] = []
         for rate in RATES_MB_S:
             runs = [run for run in self._found() if run["case"] == _name(rate)]
             if not runs:
@@ -230,11 +231,12 @@ class DiskStudy:
             plans = [self._plan(rate, run) for run in runs]
             planned_s = statistics.mean(plan.epoch_s for plan, _ in plans)
             measured_s = statistics.mean(times)
-            yield (
-                f"| {rate or ''} | {read / 1e6:.0f} | {plans[0][1] / 1e6:.0f} | {measured_s:.2f} | "
-                f"{times[-1] / times[0] - 1:+.1%} | {planned_s:.2f} | "
-                f"{planned_s / measured_s - 1:+.1%} |"
-            )
+            rows.append([
+                f"{rate or ''}", f"{read / 1e6:.0f}", f"{plans[0][1] / 1e6:.0f}",
+                f"{measured_s:.2f}", f"{times[-1] / times[0] - 1:+.1%}", f"{planned_s:.2f}",
+                f"{planned_s / measured_s - 1:+.1%}",
+            ])  # fmt: skip
+        yield from Table(COLUMNS, rows).markdown()
 
 
 def _name(rate_mb_s: float) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 import tyro
 
 from tests.lab.cluster import Lab, what_is_missing
-from tonari.bench.exchange.command import Exchange, run, settings_of
+from tonari.bench.exchange.command import Exchange, jobs_of, run
 from tonari.bench.exchange.exchange import SETS
 
 HEADROOM = 2.0
@@ -40,18 +40,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return measure(options, chosen.nodes, chosen.rate)
     statuses = []
     for name in options.sets:
-        for fraction in options.exchanges:
+        for fraction in options.settings.exchanges:
             # The others would be measured over a link of this one's rate.
-            alone = replace(options, sets=(name,), exchanges=(fraction,), get=0, shared_rate=0,
-                            bandwidth=False)  # fmt: skip
+            settings = replace(options.settings, exchanges=(fraction,), get=0, shared_rate=0)
+            alone = replace(options, sets=(name,), settings=settings, bandwidth=False)
             statuses.append(measure(alone, chosen.nodes, fitting_rate(alone)))
     return max(statuses)
 
 
 def fitting_rate(options: Exchange) -> str:
     """Twice the mean rate of an exchange, as tc writes it; not limited where nothing moves."""
-    spec, (fraction,) = SETS[options.sets[0]], options.exchanges
-    bytes_per_s = fraction * spec.batch_size * spec.row_bytes / options.step
+    spec, (fraction,) = SETS[options.sets[0]], options.settings.exchanges
+    bytes_per_s = fraction * spec.batch_size * spec.row_bytes / options.settings.step_s
     return f"{round(HEADROOM * 8 * bytes_per_s)}bit" if fraction else ""
 
 
@@ -60,11 +60,9 @@ def measure(options: Exchange, num_nodes: int, rate: str) -> int:
     with tempfile.TemporaryDirectory(prefix="tonari-lab-", dir=options.directory) as parent:
         with Lab(Path(parent) / "lab", num_nodes, rate) as lab:
             sys.stderr.write(f"{num_nodes} nodes, links of {rate or 'no limit'} each way\n")
-            settings = settings_of(options, Path(parent))
-            settings = replace(
-                settings, ranks=(num_nodes,), directory=lab.scratch, launch=lab.mpiexec
-            )
-            return run(options, settings)
+            jobs = jobs_of(options, Path(parent))
+            jobs = replace(jobs, ranks=(num_nodes,), directory=lab.scratch, launch=lab.mpiexec)
+            return run(options, jobs)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tonari.bench.errors import BenchError
-from tonari.bench.loader.launch import mpiexec
+from tonari.mpi import mpiexec_command
 from tonari.oracle import trace_step
 from tonari.oracle.trace import NoReports, make_batch
 from tonari.report.machine import describe_machine
@@ -175,7 +175,7 @@ def run(
     """Run a job of the case, in a cgroup if there is one; its status, and what each rank says."""
     with tempfile.TemporaryDirectory() as out:
         command = [
-            mpiexec(), "-n", str(case.ranks), sys.executable, "-m", __spec__.name,
+            *mpiexec_command(case.ranks), sys.executable, "-m", __spec__.name,
             "--rank", out, "--settings", str(settings), *case.settings,
         ]  # fmt: skip
         if within is not None:

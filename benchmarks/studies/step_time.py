@@ -33,7 +33,7 @@ from scipy.stats import spearmanr
 
 from benchmarks.studies.step_memory import Case, load
 from dataio.base.atomic import write_json
-from tonari.bench.loader.launch import mpiexec
+from tonari.mpi import mpiexec_command
 from tonari.oracle import Operator, trace_step
 from tonari.oracle.machine import OneNode
 from tonari.oracle.paradl import price, probed_link
@@ -239,7 +239,7 @@ class StepStudy:
         kept, probed = (self._directory / f"{case.name}.{kind}.json" for kind in ("case", "probe"))
         if not kept.exists():
             command = [
-                mpiexec(), "-n", str(case.ranks), sys.executable, "-W", "ignore", "-m",
+                *mpiexec_command(case.ranks), sys.executable, "-W", "ignore", "-m",
                 __spec__.name, "--case", str(kept), "--probe", str(probed),
                 "--settings", str(settings), "--ranks", str(case.ranks),
                 "--rounds", str(self._rounds), *case.settings,

@@ -15,7 +15,7 @@ from benchmarks.studies.step_memory import TEXT
 from tests.lab import cluster
 from tests.lab.cluster import Lab
 from tests.multirank import ROOT
-from tonari.bench.loader.launch import mpiexec
+from tonari.mpi import mpiexec_command
 from tonari.oracle.cluster.cluster import Cluster, Level
 from tonari.oracle.cluster.probed import measure_link
 from tonari.oracle.plan import plan_step
@@ -87,7 +87,7 @@ def test_a_job_of_other_ranks_is_planned_as_well_as_by_a_file(
             str(steps), "--settings", str(settings), "--steps", "12", *MODEL,
         )  # fmt: skip
     own = {name: value for name, value in ENV.items() if name != "GLOO_SOCKET_IFNAME"}
-    run(mpiexec(), "-n", "2", *probe_of(settings, job), env=own)
+    run(*mpiexec_command(2), *probe_of(settings, job), env=own)
     by_hand = Cluster(
         name="lab",
         level=(

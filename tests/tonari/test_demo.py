@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tonari.demo.report import paired_difference, sentence
+from tonari.demo.report import paired_difference, report_words, sentence
 
 EPOCHS = 2
 
@@ -66,6 +66,27 @@ def test_the_sentence_says_when_nothing_was_gained():
     assert "staging had paid after 2 epochs" in gained
     nothing = sentence({"dataloader": fast, "tonari": slow, "tonari_hiding": slow})
     assert nothing.startswith("Nothing was gained: later epochs take 2.00 times")
+
+
+def test_the_terminal_shows_the_figures_the_sweep_and_the_seeds():
+    figures = {"wait_s": 1.0, "source_bytes": 1e6, "exchanged_rows": 5.0, "hidden_fraction": 0.1}
+    slow, fast = (
+        made_up([s] * 4, [0.9] * 4, staged) | {name: [v] * 4 for name, v in figures.items()}
+        for s, staged in ((2.0, 0.0), (1.0, 1.5))
+    )
+    slow["num_workers"] = 2
+    runs = {"dataloader": slow, "tonari": fast, "tonari_hiding": fast}
+    shown = report_words([runs, runs], {1.0: runs, 0.0: runs}, 3_700_000).splitlines()
+    assert shown[0] == "3.7 MB of tar shards"
+    assert [line.split() for line in shown if "staging, once" in line] == [
+        ["staging,", "once", "-", "1.50", "s", "1.50", "s"]
+    ]
+    assert "  DataLoader with 2 workers, the best of those tried" in shown
+    assert shown[shown.index("Where it pays") + 2].split()[-3:] == ["2.00", "2", "epochs"]
+    assert shown[-1].startswith("Tonari, hiding: accuracy +0.00 points")
+    alone = report_words([runs], {1.0: runs}, 3_700_000)
+    assert "Where it pays" not in alone
+    assert "over 2 seeds" not in alone
 
 
 def test_the_paired_difference_is_students():

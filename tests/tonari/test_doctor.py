@@ -15,6 +15,7 @@ from tonari import checks, probes
 from tonari.checks import Finding
 from tonari.cli import main
 from tonari.doctor import merge
+from tonari.errors import CommandError
 from tonari.processes import run_group
 
 
@@ -152,7 +153,7 @@ def test_a_probe_that_stalls_or_fails_is_broken(monkeypatch: pytest.MonkeyPatch)
 
 
 def _no_launcher(num_ranks: int) -> list[str]:
-    raise SystemExit("no mpiexec; load one")
+    raise CommandError("no mpiexec; load one")
 
 
 def test_a_group_that_takes_too_long_is_ended_whole() -> None:

@@ -5,7 +5,7 @@ import pytest
 from tonari.bench.command import main as bench
 from tonari.cli import main
 from tonari.errors import CommandError
-from tonari.outputs import check_output
+from tonari.outputs import check_output, check_plot
 
 
 @pytest.mark.parametrize("command", ["loader", "exchange"])
@@ -24,6 +24,12 @@ def test_a_directory_is_no_file_to_write(tmp_path):
         check_output("--csv", tmp_path)
     check_output("--csv", tmp_path / "new.csv")
     check_output("--csv", None)
+
+
+def test_a_plot_is_refused_where_its_name_says_no_kind(tmp_path):
+    with pytest.raises(CommandError, match=r"--plot .*a\.txt: expected a name that ends in \.png"):
+        check_plot("--plot", tmp_path / "a.txt")
+    check_plot("--plot", tmp_path / "a.pdf")
 
 
 def test_a_study_that_cannot_write_says_that_its_cells_are_whole(tmp_path, capsys, monkeypatch):

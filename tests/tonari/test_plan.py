@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.oracle.test_trace import GPT, OWN
-from tonari.bench.loader.launch import mpiexec
 from tonari.cli import main
+from tonari.mpi import mpiexec_command
 from tonari.oracle import stopwatch
 from tonari.oracle.probe import messages, probe
 from tonari.oracle.probe.messages import KINDS
@@ -248,7 +248,7 @@ def test_three_ranks_are_probed_and_planned(settings, tmp_path, run_timed, capsy
 @pytest.fixture
 def run_timed(tmp_path: Path):
     def run(num_ranks, *arguments):
-        command = [mpiexec(), "-n", str(num_ranks), sys.executable, "-m", "tonari"]
+        command = [*mpiexec_command(num_ranks), sys.executable, "-m", "tonari"]
         return subprocess.run(
             [*command, *map(str, arguments)], capture_output=True, text=True, timeout=TIMEOUT_S,
             env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False,

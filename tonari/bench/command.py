@@ -1,10 +1,10 @@
 """`tonari bench`: other loaders and the machine's limits beside ours; exchange; importance."""
 
-import json
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,12 +17,13 @@ from tonari.bench.importance.command import BenchImportance, bench_importance
 from tonari.bench.io import IO, bench_io
 from tonari.bench.loader.contenders import CONTENDERS, Contender
 from tonari.bench.loader.environments import install
-from tonari.bench.loader.figures import LoaderRecord, LoaderSettings, Temperature
+from tonari.bench.loader.figures import LoaderJob, LoaderRecord, LoaderSettings
 from tonari.bench.loader.loader import measure_loaders
-from tonari.bench.loader.report import plot, table, to_json, write_csv
+from tonari.bench.loader.report import draw, inches, records_csv, table, to_json
 from tonari.bench.loader.sets import SETS
 from tonari.bench.notify import notify_on_stderr
-from tonari.outputs import check_results
+from tonari.bench.outputs import ResultOutputs
+from tonari.report.pictures import write_picture
 
 PEERS = "bench-peers"
 
@@ -32,8 +33,9 @@ class BenchLoader:
     """Measure samples/s of shuffled epochs: ours, other loaders, and what no loader can pass.
 
     Every contender gets each set in its own form, in the settings that it recommends for itself,
-    and proves in its first epoch that every sample came once and whole. They take turns, an epoch
-    each; what is printed are medians, and of ratios the median of ratios within a turn.
+    and proves in its first epoch that every sample came once and whole. They run one after
+    the other, an epoch each, in rounds; what is printed are medians, and of ratios the median of
+    ratios within a round.
 
     tonari-exchanged is ours on a cache whose rows ten epochs of exchange have scattered, which is
     what a long job reads; tonari is ours freshly staged. limit-gather is NumPy alone, limit-decode
@@ -56,40 +58,23 @@ class BenchLoader:
     """Part of each set's samples to take, in (0, 1]."""
     contenders: tuple[str, ...] = ()
     """Only these, by name: all, unless given."""
-    ranks: tuple[int, ...] = (1,)
-    """Ranks on this node, such as `--ranks 1 2 4`. tonari-exchanged is measured with 1 only."""
-    workers: tuple[int, ...] = (0, 2)
-    """Worker processes a rank, or threads where a loader has threads."""
-    temperatures: tuple[Temperature, ...] = ("warm",)
-    """Page cache: warm, or cold: each repeat opens the loader anew, its files evicted before."""
-    repeats: int = 5
-    """Epochs measured of each contender, beside the first."""
-    time_limit: float = 3600.0
-    """Seconds after which nothing new is begun."""
-    timeout: float = 600.0
-    """Seconds that a contender may take to prepare a set, to open, or for an epoch."""
+    settings: tyro.conf.OmitArgPrefixes[LoaderSettings] = field(default_factory=LoaderSettings)
     directory: Path | None = None
     """For the sets and every loader's form of them (a few times the set, on a local disk), kept for
-    the next run. Left out: a temporary one, removed."""
+    the next run. Defaults to a temporary one, which is removed."""
     environments: Path | None = None
-    """Where the peers' environments are. Left out: bench-peers in the cache directory."""
+    """Where the peers' environments are. Defaults to bench-peers in the cache directory."""
     install: bool = False
     """Make the environments that are absent, with pip, and end."""
-    json: bool = False
-    """Print one JSON document, nothing else on stdout."""
-    json_file: Path | None = None
-    """Write that document here."""
-    csv: Path | None = None
-    """Write a line a contender and case here."""
-    plot: Path | None = None
-    """Draw bars here: a .png, .svg or .pdf. Needs matplotlib (`report` extra)."""
+    outputs: tyro.conf.OmitArgPrefixes[ResultOutputs] = field(default_factory=ResultOutputs)
 
     def __post_init__(self) -> None:
         if not 0 < self.scale <= 1:
             raise ValueError(f"--scale is {self.scale}, must be in (0, 1]")
-        if self.repeats < 1:
-            raise ValueError(f"--repeats is {self.repeats}, must be >= 1")
-        if min(self.ranks, default=0) < 1 or min(self.workers, default=-1) < 0:
+        of = self.settings
+        if of.repeats < 1:
+            raise ValueError(f"--repeats is {of.repeats}, must be >= 1")
+        if min(of.ranks, default=0) < 1 or min(of.workers, default=-1) < 0:
             raise ValueError("--ranks must be numbers >= 1, and --workers numbers >= 0")
         known = {contender.name for contender in CONTENDERS}
         if unknown := sorted(set(self.contenders) - known):
@@ -124,7 +109,7 @@ def main(argv: list[str]) -> int:
     root = options.environments or cache_directory("auto") / PEERS
     if options.install:
         return _install(options, root)
-    check_results(json_file=options.json_file, csv=options.csv, plot=options.plot)
+    options.outputs.check()
     return _bench(options, root)
 
 
@@ -140,26 +125,21 @@ def _install(options: BenchLoader, root: Path) -> int:
 def _bench(options: BenchLoader, root: Path) -> int:
     directory = options.directory or Path(tempfile.mkdtemp(prefix="tonari-bench-"))
     directory.mkdir(parents=True, exist_ok=True)
-    settings = LoaderSettings(
+    job = LoaderJob(
+        settings=options.settings,
         sets=[SETS[name].scaled(options.scale) for name in options.sets],
         contenders=options.chosen(),
-        ranks=options.ranks,
-        workers=options.workers,
-        temperatures=options.temperatures,
-        repeats=options.repeats,
-        time_limit_s=options.time_limit,
         directory=directory.absolute(),
         environments=root.absolute(),
         keep=options.directory is not None,
-        timeout_s=options.timeout,
     )
     records: list[LoaderRecord] = []
     try:
-        for record in measure_loaders(settings, notify_on_stderr):
+        for record in measure_loaders(job, notify_on_stderr):
             records.append(record)
     finally:
         # An interrupted run keeps the cases that it finished.
-        _write(options, settings, records)
+        _write(options.outputs, job, records)
         if options.directory is None:
             shutil.rmtree(directory, ignore_errors=True)
     wrong = [r for r in records if r.kind == "ours" and (r.problem or not r.is_exact)]
@@ -169,12 +149,9 @@ def _bench(options: BenchLoader, root: Path) -> int:
     return 1 if wrong else 0
 
 
-def _write(options: BenchLoader, settings: LoaderSettings, records: list[LoaderRecord]) -> None:
-    document = to_json(settings, records)
-    if options.json_file is not None:
-        options.json_file.write_text(json.dumps(document, indent=1) + "\n")
-    if options.csv is not None:
-        write_csv(records, options.csv)
-    if options.plot is not None:
-        plot(records, options.plot)
-    print(json.dumps(document) if options.json else table(records))
+def _write(files: ResultOutputs, job: LoaderJob, records: list[LoaderRecord]) -> None:
+    if files.csv is not None:
+        files.csv.write_text(records_csv(records))
+    if files.plot is not None:
+        write_picture(files.plot, partial(draw, records=records), inches=inches(records))
+    files.write(to_json(job, records), partial(table, records))

@@ -12,6 +12,8 @@ import tyro
 from tonari.bench.errors import BenchError
 from tonari.bench.storage.results.compare import Comparison, compare
 from tonari.bench.storage.results.document import read_document
+from tonari.report.tables import UNKNOWN, Table
+from tonari.report.units import duration, rate
 
 INCOMPARABLE = 2
 
@@ -86,40 +88,26 @@ def table(found: Comparison, *, everything: bool = False) -> str:
             amount(change.before, change.unit),
             amount(change.after, change.unit),
             f"{change.change_fraction:+.1%}",
-            "-" if change.by_chance is None else f"{max(change.by_chance, 1e-6):.1g}",
+            UNKNOWN if change.by_chance is None else f"{max(change.by_chance, 1e-6):.1g}",
             "x".join(map(str, sorted(set(change.repeats)))),
             change.outcome.upper() if change.outcome == "regression" else change.outcome,
         ]
         for change in shown
     ]
     head = ["figure", "first", "second", "change", "by chance", "repeats", "outcome"]
-    widths = [max(len(row[column]) for row in [head, *lines]) for column in range(len(head))]
-    text = [
-        "  ".join(
-            cell.ljust(width) if column in (0, 6) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [head, *lines]
-    ]
     hidden = len(found.changes) - len(shown)
     few = f"; {hidden} with too few repeats to judge (--all)" if hidden else ""
-    text.append("")
-    text += [f"note: {note}" for note in found.notes]
-    text.append(f"{len(found.regressions)} regressions in {len(shown)} figures{few}")
-    return "\n".join(text)
+    notes = [f"note: {note}" for note in found.notes]
+    summary = f"{len(found.regressions)} regressions in {len(shown)} figures{few}"
+    return "\n".join([*Table(head, lines).text(), "", *notes, summary])
 
 
 def amount(value: float, unit: str) -> str:
     """Write a figure with three digits and its unit."""
     if unit == "bytes/s":
-        for size, name in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
-            if value >= size:
-                return f"{value / size:.3g} {name}"
+        return rate(value)
     if unit == "s":
-        for size, name in ((1.0, "s"), (1e-3, "ms")):
-            if value >= size:
-                return f"{value / size:.3g} {name}"
-        return f"{value * 1e6:.3g} us"
+        return duration(value)
     return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 

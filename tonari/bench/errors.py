@@ -1,5 +1,7 @@
 """What a benchmark cannot do."""
 
+from tonari.errors import CommandError
 
-class BenchError(Exception):
+
+class BenchError(CommandError):
     """A benchmark cannot be run, or what it measured is wrong."""

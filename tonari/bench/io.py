@@ -30,7 +30,7 @@ from tonari.bench.storage.training.pipeline import PipelineOptions, run_ways
 from tonari.cache.stage import parse_fields
 from tonari.errors import CommandError
 from tonari.meet import meet
-from tonari.outputs import check_plot, check_results, make_directory
+from tonari.outputs import check_output, check_plot, check_report, make_directory
 from tonari.probes import join
 
 GRACE_S = 120.0
@@ -54,14 +54,14 @@ class IO:
 
     Every figure is measured: bytes are those that read calls returned, times go from a common start
     to the end of the last client. A phase is made cold (its files dropped from the client's memory)
-    or warm (read before), and what was seen of it, in memory and by counters, says whether it was:
+    or warm (read before), and what was seen of it, in memory and by counters, shows whether it was:
     "seen: cold", "warm", or "unknown", with the reason in the JSON. A server's own cache cannot be
     seen from a client.
 
     Patterns: file_per_sample opens, stats, reads and closes a file a sample; sequential_shard reads
     a shard from its start; random_record reads samples of a shard in random order; strided lets all
-    clients read one shard in turns; many_readers lets all read all of one shard; checkpoint_burst
-    writes and syncs a file beside random reads.
+    clients read one shard, each every nth sample; many_readers lets all read all of one shard;
+    checkpoint_burst writes and syncs a file beside random reads.
 
     First `tonari bench io DIR --time-limit 30 --size 16MiB` for an impression.
 
@@ -71,9 +71,9 @@ class IO:
     directory: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="DIR")]]
     """On the filesystem to measure; all nodes must see the same one."""
     scratch: Path | None = None
-    """The node's own directory, measured beside it. Left out: what the loader takes for caches."""
+    """The node's own directory, measured beside it; defaults to where the loader makes caches."""
     size: str | None = None
-    """Written by each rank in either, such as 256MiB. Left out: 64MiB, and 1GiB in all at most. For
+    """Written by each rank in either, such as 256MiB; defaults to 64MiB, 1GiB in all at most. For
     figures that no client's memory can flatter, more than a node's memory."""
     sample: str = "128KiB"
     """Of a sample; a multiple of 4 KiB."""
@@ -82,7 +82,7 @@ class IO:
     threads: tuple[int, ...] = (1, 4)
     """Of each client; each number is measured."""
     clients: tuple[int, ...] = ()
-    """Ranks that take part; each number is measured. Left out: 1, 2, 4, ... all."""
+    """Ranks that take part; each number is measured; defaults to 1, 2, 4, ... all."""
     temperatures: tuple[Literal["cold", "warm"], ...] = ("cold", "warm")
     """What to make of the client's cache before."""
     repeats: int = 3
@@ -94,7 +94,7 @@ class IO:
     what is trained on."""
     fields: tuple[str, ...] = ()
     """Of the dataset's samples, to train on them, as in `tonari cache stage`: image=image:jpg
-    label=int:cls. Left out: a dataset of the benchmark's own."""
+    label=int:cls; defaults to a dataset of the benchmark's own."""
     direct: bool = False
     """Read cold with O_DIRECT, where the filesystem takes it."""
     metadata_storm: bool = False
@@ -147,16 +147,14 @@ class IO:
         if any(given) and not all(given):
             raise ValueError("--node, --nodes and --meet go together")
         if self.nodes is not None and not 0 <= (self.node or 0) < self.nodes:
-            raise ValueError(
-                f"--node is {self.node}, must be in [0, {self.nodes}), as --nodes says"
-            )
+            raise ValueError(f"--node is {self.node}, must be in [0, {self.nodes}), by --nodes")
         if self.step_ms is not None and self.calibrate is not None:
             raise ValueError(
                 "--step-ms and --calibrate: give one, the time of a step or its script"
             )
         if self.fields and not (self.dataset and self.training_wanted):
             raise ValueError(
-                "--fields: says what of --dataset to train on: give that, and --step-ms or "
+                "--fields: names what of --dataset to train on: give that, and --step-ms or "
                 "--calibrate"
             )
         if self.dlio_summaries and not self.training_wanted:
@@ -172,7 +170,7 @@ class IO:
         return self.step_ms is not None or self.calibrate is not None
 
     def training(self) -> PipelineOptions | None:
-        """Say what to train; None: nothing."""
+        """Choose what to train; None: nothing."""
         if not self.training_wanted:
             return None
         return PipelineOptions(
@@ -186,7 +184,7 @@ class IO:
         )  # fmt: skip
 
     def wanted(self) -> StorageOptions:
-        """Say what to measure."""
+        """Choose what to measure."""
         return StorageOptions(
             size_bytes=None if self.size is None else parse_bytes(self.size),
             sample_bytes=parse_bytes(self.sample), patterns=self.patterns, threads=self.threads,
@@ -241,7 +239,7 @@ def write(options: IO, results: Results) -> None:
 
 
 def summary(results: Results) -> str:
-    """Say what was found in a line for each phase."""
+    """Describe what was found in a line for each phase."""
     site = results.site
     lines = [
         f"{site.path}: {site.name} from {site.mount.server or site.mount.source}, "
@@ -255,7 +253,7 @@ def summary(results: Results) -> str:
 
 
 def words_of_way(way: TrainingWay) -> str:
-    """Say in a line what one way to feed training cost."""
+    """Describe in a line what one way to feed training cost."""
     epochs = ", ".join(f"{seconds:.2f}" for seconds in way.epoch_s)
     words = f"{way.name}: epochs of {epochs} s"
     if way.staging_s:
@@ -271,8 +269,10 @@ def words_of_way(way: TrainingWay) -> str:
 
 def _check(options: IO) -> None:
     try:
-        check_results(json_file=options.json_file, csv=options.csv, plot=options.png)
-        check_plot("--html", options.html)
+        check_output("--json-file", options.json_file)
+        check_output("--csv", options.csv)
+        check_report("--html", options.html)
+        check_plot("--png", options.png)
         if options.dlio_summaries is not None:
             make_directory("--dlio-summaries", options.dlio_summaries)
     except CommandError as error:

@@ -19,18 +19,16 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from tonari.demo.data import PackedImages, pack_digits, pack_source
 from tonari.demo.report import (
+    Run,
+    Runs,
+    later_mean,
     paired_difference,
-    print_report,
-    print_sweep,
-    seed_sentences,
+    report_words,
     write_page,
     write_png,
 )
 from tonari.mpi import mpiexec_command
 from tonari.outputs import check_report
-
-Run = dict[str, list[float] | float]
-Runs = dict[str, Run]
 
 KINDS = ("dataloader", "tonari", "tonari_hiding")
 SWEEP = (0.0, 1.0, 4.0)
@@ -141,14 +139,9 @@ def _report(
 ) -> None:
     settings = {k: v for k, v in asdict(options).items() if k not in ("json", "output", "keep")}
     if not options.json:
-        out = Console()
-        print_report(out, runs, packed.tar_bytes)
-        if options.sweep:
-            print_sweep(out, swept)
-        if options.seeds > 1:
-            out.print("\n".join(seed_sentences(seeds)))
+        print(report_words(seeds, swept, packed.tar_bytes))
         _write(options, packed, swept, seeds, settings)
-        out.print(f"report: {options.output}")
+        print(f"report: {options.output}")
         return
     document: dict[str, object] = {
         "runs": runs,
@@ -222,19 +215,12 @@ def _three_runs(
     # Accuracy does not depend on the workers, and further seeds are run for it alone.
     tried = options.workers if seed == 0 else options.workers[:1]
     baselines = {workers: run("dataloader", workers) for workers in tried}
-    best = min(baselines, key=lambda workers: _later_epoch_s(baselines[workers]))
+    best = min(baselines, key=lambda workers: later_mean(baselines[workers], "epoch_s"))
     return {
         "dataloader": {**baselines[best], "num_workers": best},
         "tonari": run("tonari"),
         "tonari_hiding": run("tonari_hiding"),
     }
-
-
-def _later_epoch_s(run: Run) -> float:
-    seconds = run["epoch_s"]
-    assert isinstance(seconds, list)
-    later = seconds[1:] or seconds
-    return sum(later) / len(later)
 
 
 def _noter(progress: Progress, task: TaskID) -> Callable[[str], None]:
@@ -315,12 +301,12 @@ def _start(
             limit.cancel()
             process.terminate()
         log.seek(0)
-        said = log.read()
+        output = log.read()[-4000:]
     if away.exists():
         away.rename(shared)
     if status:
         raise SystemExit(
-            f"tonari demo: the {settings['kind']} run failed with status {status}:\n{said[-4000:]}"
+            f"tonari demo: the {settings['kind']} run failed with status {status}:\n{output}"
         )
     record: Run = json.loads((work / "record.json").read_text())
     return record

@@ -1,4 +1,4 @@
-"""What the demo found: a sentence that says what was gained, a table, plots, and a page of all."""
+"""What the demo found: a sentence about what was gained, a table, plots, and a page of all."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,12 +8,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
 from tonari.report.pages import lay_out, picture
-from tonari.report.pictures import COLOURS, render
+from tonari.report.pictures import COLOURS, write_picture
 from tonari.report.student import reach_of_mean
+from tonari.report.tables import UNKNOWN, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,50 +74,48 @@ def paired_difference(seeds: Sequence[Runs], kind: str) -> MeanDifference:
     return MeanDifference(mean, mean - reach, mean + reach, len(gaps))
 
 
-def table_rows(runs: Runs) -> list[tuple[str, list[str]]]:
-    """Name each figure, with its words for every run."""
+def table(runs: Runs, title: str) -> Table:
+    """Lay out each figure of every run."""
 
-    def row(name: str, cell: Callable[[Run], str]) -> tuple[str, list[str]]:
-        return name, [cell(run) for run in runs.values()]
+    def row(name: str, cell: Callable[[Run], str]) -> list[str]:
+        return [name, *(cell(run) for run in runs.values())]
 
     def megabytes(value: float) -> str:
         return f"{value / 1e6:.2f} MB"
 
-    return [
-        row("staging, once", lambda r: f"{r['staging_s']:.2f} s" if r["staging_s"] else "-"),
+    rows = [
+        row("staging, once", lambda r: f"{r['staging_s']:.2f} s" if r["staging_s"] else UNKNOWN),
         row("first epoch", lambda r: f"{listed(r, 'epoch_s')[0]:.2f} s"),
         row("later epochs, each", lambda r: f"{later_mean(r, 'epoch_s'):.2f} s"),
-        row("  of it waiting for data", lambda r: f"{later_mean(r, 'wait_s'):.2f} s"),
+        row("waiting for data in each", lambda r: f"{later_mean(r, 'wait_s'):.2f} s"),
         row("accuracy, last 3 epochs", lambda r: f"{final_accuracy(r):.1%}"),
         row("shared directory, first epoch", lambda r: megabytes(listed(r, "source_bytes")[0])),
         row("shared directory, later epochs", lambda r: megabytes(later_mean(r, "source_bytes"))),
         row("rows exchanged an epoch", lambda r: f"{later_mean(r, 'exchanged_rows'):.0f}"),
         row("rows hidden", lambda r: f"{later_mean(r, 'hidden_fraction'):.0%}"),
     ]
+    return Table(["", *(NAMES[kind] for kind in runs)], rows, title)
 
 
 def caption(runs: Runs) -> str:
-    """Name the baseline's setting; empty where it has none."""
-    if "num_workers" not in runs["dataloader"]:
-        return ""
+    """Name the baseline's setting."""
     return f"DataLoader with {runs['dataloader']['num_workers']} workers, the best of those tried"
 
 
-def print_report(out: Console, runs: Runs, tar_bytes: int) -> None:
-    """Print the table and the sentence."""
-    table = Table(title=f"{tar_bytes / 1e6:.1f} MB of tar shards", title_justify="left")
-    table.add_column("")
-    for kind in runs:
-        table.add_column(NAMES[kind], justify="right")
-    for name, cells in table_rows(runs):
-        table.add_row(name, *cells)
-    table.caption = caption(runs) or None
-    out.print(table)
-    out.print(sentence(runs))
+def report_words(seeds: Sequence[Runs], swept: dict[float, Runs], tar_bytes: int) -> str:
+    """Write the tables and the sentences."""
+    runs = seeds[0]
+    lines = table(runs, f"{tar_bytes / 1e6:.1f} MB of tar shards").text()
+    lines += [f"  {caption(runs)}", "", sentence(runs)]
+    if len(swept) > 1:
+        lines += ["", *sweep_table(swept).text()]
+    if len(seeds) > 1:
+        lines += ["", *seed_sentences(seeds)]
+    return "\n".join(lines)
 
 
 def sentence(runs: Runs) -> str:
-    """Say what was gained, or that nothing was."""
+    """Describe what was gained, or that nothing was."""
     base, ours = runs["dataloader"], runs["tonari"]
     ratio = later_mean(base, "epoch_s") / later_mean(ours, "epoch_s")
     points = 100 * (final_accuracy(ours) - final_accuracy(base))
@@ -164,7 +160,7 @@ def _paid_epoch(base: Run, ours: Run) -> int | None:
 SWEEP_COLUMNS = ("shared directory", "DataLoader", "Tonari", "times shorter", "staging paid after")
 
 
-def sweep_rows(swept: dict[float, Runs]) -> list[list[str]]:
+def sweep_table(swept: dict[float, Runs]) -> Table:
     """Put the gain beside the shared directory's bandwidth, the slowest first."""
     rows = []
     for bandwidth, runs in sorted(swept.items(), key=lambda item: item[0] or math.inf):
@@ -177,17 +173,7 @@ def sweep_rows(swept: dict[float, Runs]) -> list[list[str]]:
             f"{base / ours:.2f}",
             _epochs(paid) if paid else "never",
         ])  # fmt: skip
-    return rows
-
-
-def print_sweep(out: Console, swept: dict[float, Runs]) -> None:
-    """Print how the gain depends on the shared directory's bandwidth."""
-    table = Table(title="where it pays", title_justify="left")
-    for name in SWEEP_COLUMNS:
-        table.add_column(name, justify="right")
-    for row in sweep_rows(swept):
-        table.add_row(*row)
-    out.print(table)
+    return Table(SWEEP_COLUMNS, rows, "Where it pays")
 
 
 def seed_sentences(seeds: Sequence[Runs]) -> list[str]:
@@ -266,15 +252,13 @@ def write_page(
             Path(__file__).with_suffix(".jinja"),
             findings=[f"{part[0].upper()}{part[1:].rstrip('.')}." for part in (answer, *rest)],
             data=data,
-            columns=["", *(NAMES[kind] for kind in runs)],
-            rows=[[name.strip(), *cells] for name, cells in table_rows(runs)],
+            table=table(runs, "The figures"),
             caption=caption(runs),
             plots=[
                 picture(title, words, partial(draw, runs=runs), (5.4, 3.8))
                 for title, words, draw in PLOTS
             ],
-            sweep_columns=SWEEP_COLUMNS,
-            sweep=sweep_rows(swept) if len(swept) > 1 else [],
+            sweep=sweep_table(swept) if len(swept) > 1 else None,
             seeds=seed_sentences(seeds) if len(seeds) > 1 else [],
             settings=settings,
         )
@@ -291,4 +275,4 @@ def write_png(path: Path, runs: Runs) -> None:
             part.suptitle(f"{title}\n{words}", fontsize=11)
             draw_one(part, runs)
 
-    path.write_bytes(render(draw, inches=(15, 4.2), kind="png"))
+    write_picture(path, draw, inches=(15, 4.2))

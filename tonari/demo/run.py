@@ -31,7 +31,7 @@ from tonari.trainer.run.tasks import Classify
 from tonari.trainer.watch.launch import Job, join
 
 PROGRESS = "@epoch"
-"""Marks the lines by which rank 0 tells the parent how far it is."""
+"""Marks the lines by which rank 0 reports to the parent how far it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +257,7 @@ def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> DemoRecor
 
 
 def main() -> None:
-    """Run what the settings file says; rank 0 writes the record."""
+    """Run what the settings file asks for; rank 0 writes the record."""
     settings_path, record_path = Path(sys.argv[1]), Path(sys.argv[2])
     settings = RunSettings(**json.loads(settings_path.read_text()))
     throttle = Throttle(

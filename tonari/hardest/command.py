@@ -36,8 +36,8 @@ from tonari.hardest.samples import (
     read_field,
 )
 from tonari.hardest.saved import choose_measure, find_saved
-from tonari.hardest.table import Row, Told, make_table, to_csv, to_tiles, words
-from tonari.outputs import make_directory
+from tonari.hardest.table import Described, Row, make_table, rows_csv, to_tiles, words
+from tonari.outputs import check_page, make_directory
 
 MOST_PICTURES = 500
 """More make a picture that no viewer opens quickly; the table has them all."""
@@ -144,6 +144,7 @@ def main(argv: list[str]) -> int:
         Hardest, args=argv, prog="tonari hardest", config=(tyro.conf.FlagCreatePairsOff,)
     )
     make_directory("--out", options.out)
+    check_page("--out", options.out / "hardest.html")
     if options.saved is None:
         return _find_duplicates(options)
     saved = find_saved(options.saved)
@@ -160,9 +161,9 @@ def main(argv: list[str]) -> int:
     found = find_hardest(scores, source, label, by=by, top=options.top, each=options.per_class,
         within=options.within_classes,
     )  # fmt: skip
-    told = _ask(source, found.sample_ids, label)
-    table = make_table(found.sample_ids, found.ranks, scores, told, classes)
-    write_file(options.out / "hardest.csv", to_csv(table).encode())
+    described = _ask(source, found.sample_ids, label)
+    table = make_table(found.sample_ids, found.ranks, scores, described, classes)
+    write_file(options.out / "hardest.csv", rows_csv(table).encode())
     images = None
     if image is not None and table:
         images = read_field(source, found.sample_ids[:MOST_PICTURES], image).tolist()
@@ -191,7 +192,7 @@ def find_hardest(
 
     Args:
         scores: Of all samples.
-        source: Tells labels, where ``each`` asks for them.
+        source: Has the labels that ``each`` asks for.
         label: Where it does.
         by: What rows are ranked by.
         top: How many to choose of all.
@@ -245,10 +246,10 @@ def _find_duplicates(options: Hardest) -> int:
     return 0
 
 
-def _ask(source: Source, sample_ids: NDArray[np.int64], label: Field | None) -> Told:
+def _ask(source: Source, sample_ids: NDArray[np.int64], label: Field | None) -> Described:
     unknown = [None] * len(sample_ids)
     name = find_name(source)
-    return Told(
+    return Described(
         read_field(source, sample_ids, name).tolist() if name else unknown,
         find_places(source, sample_ids),
         read_field(source, sample_ids, label).tolist() if label else unknown,

@@ -1,7 +1,5 @@
 """`tonari hardest --duplicates`: groups of nearly equal samples, as a table and a page."""
 
-import csv
-import io
 import json as json_module
 import os
 from collections.abc import Mapping, Sequence
@@ -30,6 +28,7 @@ from tonari.hardest.groups import (
 )
 from tonari.hardest.page import duplicates_page
 from tonari.hardest.samples import find_name, find_places, read_blocks, read_field
+from tonari.report.tables import to_csv
 
 HEADER = (
     "group", "sample_id", "key", "shard", "position", "label", "class", "similarity",
@@ -37,7 +36,7 @@ HEADER = (
 )  # fmt: skip
 
 SIMILAR_PICTURES, SIMILAR_EMBEDDINGS = 0.85, 0.95
-"""What two samples must have in common, unless said."""
+"""What two samples must have in common by default."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def _small(data: bytes) -> NDArray[np.uint8]:
 def make_groups(
     pairs: Pairs, source: Source, label: Field | None, classes: Mapping[str, str]
 ) -> list[list[dict[str, object]]]:
-    """Say of each group what is known of its samples: a row each, by the names of `HEADER`.
+    """List what is known of the samples of each group: a row each, by the names of `HEADER`.
 
     Groups whose labels disagree come first, then larger ones.
     """
@@ -139,6 +138,7 @@ def make_groups(
     ids = np.concatenate([np.empty(0, np.int64), *groups])
     place = {sample_id: number for number, sample_id in enumerate(ids.tolist())}
     labels = read_field(source, ids, label) if label is not None and len(ids) else None
+    own_label = [None] * len(ids) if labels is None else labels.tolist()
     field = find_name(source) if len(ids) else None
     names = read_field(source, ids, field).tolist() if field is not None else [None] * len(ids)
     places, most = find_places(source, ids), np.zeros(len(ids), np.float32)
@@ -153,26 +153,15 @@ def make_groups(
         rows = []
         for i, sample_id in zip(at, members.tolist(), strict=True):
             shard, position = places[i]
-            of = (
-                None
-                if labels is None
-                else labels[i].item()
-                if hasattr(labels[i], "item")
-                else labels[i]
-            )
             rows.append(
                 {"sample_id": sample_id, "key": names[i], "shard": shard, "position": position,
-                 "label": of, "class": classes.get(str(of)),
+                 "label": own_label[i], "class": classes.get(str(own_label[i])),
                  "similarity": round(float(most[i]), 4), "labels_disagree": disagree,
                  "kept": sample_id == kept}
             )  # fmt: skip
         made.append(rows)
     made.sort(key=lambda rows: (not rows[0]["labels_disagree"], -len(rows)))
     return [[{"group": number, **row} for row in rows] for number, rows in enumerate(made, start=1)]
-
-
-def _python(value: object) -> object:
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def write_duplicates(
@@ -187,9 +176,9 @@ def write_duplicates(
     """Find groups, write them and the samples to leave out, and report what was found."""
     groups = make_groups(find_pairs(look), look.source, label, classes)
     rows = [row for members in groups for row in members]
-    left_out = [(row["sample_id"], row["key"]) for row in rows if not row["kept"]]
-    write_file(out / "duplicates.csv", _table(HEADER, [row.values() for row in rows]))
-    write_file(out / "exclude.csv", _table(("sample_id", "key"), left_out))
+    left_out = [row for row in rows if not row["kept"]]
+    write_file(out / "duplicates.csv", to_csv(HEADER, rows).encode())
+    write_file(out / "exclude.csv", to_csv(("sample_id", "key"), left_out).encode())
     images = None
     if look.image is not None and rows:
         ids = np.array([row["sample_id"] for row in rows[:most_pictures]], np.int64)
@@ -213,14 +202,6 @@ def write_duplicates(
         f"{out / 'duplicates.html'}; all but one of each group, {len(left_out):,} samples, are "
         f"listed in {out / 'exclude.csv'}, for Loader(exclude=)"
     )
-
-
-def _table(header: Sequence[str], rows: Sequence[object]) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)  # type: ignore[arg-type]
-    return text.getvalue().encode()
 
 
 def read_embeddings(path: Path, num_samples: int) -> NDArray[np.floating]:

@@ -1,7 +1,7 @@
 """What near copies of a picture have in common: a small grey picture of it, and 64 signs. Pure.
 
 The signs are those of the lowest frequencies of a cosine transform, which copies share but for a
-few; local contrast says which pictures that share them are copies.
+few; local contrast shows which pictures that share them are copies.
 """
 
 import numpy as np
@@ -50,7 +50,7 @@ def hash_pictures(small: Small) -> NDArray[np.uint64]:
 def similarity(
     small: Small, first: NDArray[np.int64], second: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Say how much of what stands out of one picture stands out of another in the same place.
+    """Measure how much of what stands out of one picture stands out of another in the same place.
 
     The correlation of their local contrasts, the largest of those where one is moved by up to a
     pixel: a picture without contrast is like no other.

@@ -16,8 +16,9 @@ from dataio.base.seeding import digest
 from dataio.rows.decode import PILLOW_ERRORS, open_picture
 from tonari.hardest.rank import Measure
 from tonari.hardest.table import Row, words
+from tonari.report.pages import lay_out
 
-TEMPLATE = Path(__file__).with_suffix(".html")
+TEMPLATE = Path(__file__).with_name("rows.jinja")
 
 SIDE = 480
 """Pixels of the longer side of an image in the page, where it is larger."""
@@ -41,8 +42,8 @@ def page(rows: Sequence[Row], images: Sequence[bytes] | None, *, by: Measure, ti
         by: What the rows were ranked by.
         title: Above them.
     """
-    told = [{**_named(row), "words": words(row, by)} for row in rows]
-    return _filled(rows, images, told, title=title)
+    known = [{**_named(row), "words": words(row, by)} for row in rows]
+    return _filled(rows, images, known, title=title)
 
 
 def duplicates_page(rows: Sequence[Row], images: Sequence[bytes] | None, *, title: str) -> str:
@@ -54,7 +55,7 @@ def duplicates_page(rows: Sequence[Row], images: Sequence[bytes] | None, *, titl
         images: Of the first rows; None where there are none.
         title: Above them.
     """
-    told = [
+    known = [
         {
             **_named({"rank": place, **row}),
             "words": f"similarity {row['similarity']}",
@@ -64,7 +65,7 @@ def duplicates_page(rows: Sequence[Row], images: Sequence[bytes] | None, *, titl
         }
         for place, row in enumerate(rows, start=1)
     ]
-    return _filled(rows, images, told, title=title)
+    return _filled(rows, images, known, title=title)
 
 
 def rows_page(rows: Sequence[Row], images: Sequence[bytes] | None, *, title: str) -> str:
@@ -89,23 +90,23 @@ def _named(row: Row) -> dict[str, object]:
 def _filled(
     rows: Sequence[Row],
     images: Sequence[bytes] | None,
-    told: Sequence[dict[str, object]],
+    known: Sequence[dict[str, object]],
     *,
     title: str,
 ) -> str:
     shown = []
-    for place, (row, known) in enumerate(zip(rows, told, strict=True)):
+    for place, (row, of_row) in enumerate(zip(rows, known, strict=True)):
         facts = {name: _plain(value) for name, value in row.items() if value is not None}
         image = _image(images[place]) if images is not None and place < len(images) else {}
-        shown.append({**known, "facts": facts, **image})
+        shown.append({**of_row, "facts": facts, **image})
     identity = digest(json.dumps([row["sample_id"] for row in rows]))
-    text = json.dumps({"title": title, "digest": identity, "rows": shown}, allow_nan=False)
+    text = json.dumps({"digest": identity, "rows": shown}, allow_nan=False)
     # No sample's name may end the script that it stands in
-    return TEMPLATE.read_text().replace("{{ DATA }}", text.replace("<", "\\u003c"))
+    return lay_out(TEMPLATE, heading=title, data=text.replace("<", "\\u003c"))
 
 
 def _plain(value: object) -> object:
-    """Say what JSON has no number for."""
+    """Write what JSON has no number for."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

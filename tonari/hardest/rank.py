@@ -9,7 +9,7 @@ from dataio.plan.history import Scores
 
 Measure = Literal["loss_mean", "loss", "forgotten", "confidence", "wrong"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
-"""The first of them that was saved is what rows are ranked by, unless said."""
+"""The first of them that was saved is what rows are ranked by, by default."""
 
 
 def reported_rows(scores: Scores, *, by: Measure) -> NDArray[np.int64]:
@@ -27,7 +27,7 @@ def reported_rows(scores: Scores, *, by: Measure) -> NDArray[np.int64]:
 
 
 def hardness(scores: Scores, *, by: Measure) -> NDArray[np.float32]:
-    """Say how hard each row is: more is harder.
+    """Measure how hard each row is: more is harder.
 
     Forgotten most are the rows that were right and then wrong; but those that never were right,
     which have nothing to forget, come before them (Toneva et al., ICLR 2019).
@@ -51,7 +51,7 @@ def hardness(scores: Scores, *, by: Measure) -> NDArray[np.float32]:
 
 
 def within_classes(values: NDArray[np.float32], labels: NDArray[np.generic]) -> NDArray[np.float32]:
-    """Say how hard each row is for its class: which share of the class's rows is less hard.
+    """Measure how hard each row is for its class: which share of the class's rows is less hard.
 
     So a class that is hard as a whole does not fill the list. Of equal rows of a class half counts;
     of equally hard rows of two classes that of the larger class is harder.

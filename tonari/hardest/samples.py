@@ -1,4 +1,4 @@
-"""What a source tells of some samples: label, name, place, image."""
+"""What a source knows of some samples: label, name, place, image."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +50,7 @@ def _find(
     makes: list[Any] = list(kinds)
     for field in (make(key) for key in ([given] if given else usual) for make in makes):
         try:
-            # Only the samples themselves tell which fields they have
+            # Which fields there are is known from the samples alone
             read_field(source, np.zeros(1, np.int64), field)
         except FieldError as error:
             refusal = refusal or error
@@ -103,7 +103,7 @@ def _values(rows: Rows, field: Field) -> Values:
 
 
 def find_places(source: Source, sample_ids: NDArray[np.int64]) -> list[tuple[str, int | None]]:
-    """Say in which shard each sample lies, and as which of its samples, from 0 (None: unknown)."""
+    """Find in which shard each sample lies, and as which of its samples, from 0 (None: unknown)."""
     if isinstance(source, ShardedSource):
         firsts = np.array([shard.first for shard in source.shards])
         at = np.searchsorted(firsts, sample_ids, side="right") - 1

@@ -1,4 +1,4 @@
-"""Find the scores that a loader saved, and what in them says which rows are hard."""
+"""Find the scores that a loader saved, and what in them shows which rows are hard."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def find_saved(path: Path) -> Path:
 
 
 def choose_measure(scores: Scores, given: Measure | None, saved: Path) -> Measure:
-    """Say what to rank by, of what was saved.
+    """Choose what to rank by, of what was saved.
 
     Raises:
         CommandError: If it was not saved, or nothing was.

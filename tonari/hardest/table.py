@@ -1,7 +1,5 @@
 """The hardest rows as a table, and as tiles of a picture."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +9,7 @@ from numpy.typing import NDArray
 from dataio.plan.history import COLUMNS, HISTORY_EPOCHS, Scores, losses_in
 from tonari.hardest.picture import Tile
 from tonari.hardest.rank import Measure
+from tonari.report.tables import to_csv
 from tonari.sparkline import sparkline
 
 HEADER = ("rank", "sample_id", "key", "shard", "position", "label", "class", *COLUMNS)
@@ -20,8 +19,8 @@ Row = Mapping[str, object]
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the source tells of the rows, each as long as they are; None where it does not.
+class Described:
+    """What the source knows of the rows, each as long as they are; None where it does not.
 
     Attributes:
         names: Of the samples.
@@ -38,7 +37,7 @@ def make_table(
     sample_ids: NDArray[np.int64],
     ranks: Sequence[int],
     scores: Scores,
-    told: Told,
+    described: Described,
     classes: Mapping[str, str],
 ) -> list[Row]:
     """Put together what is known of each row.
@@ -47,21 +46,21 @@ def make_table(
         sample_ids: int64[n], in the order of the table.
         ranks: Of each.
         scores: Of all samples.
-        told: Of these rows.
+        described: Of these rows.
         classes: Names by label, as text.
     """
     kept = scores.dtype.names or ()
     rows: list[Row] = []
     for i, (sample_id, rank) in enumerate(zip(sample_ids.tolist(), ranks, strict=True)):
-        shard, position = told.places[i]
+        shard, position = described.places[i]
         remembered = {name: scores[name][sample_id].item() for name in kept if name != "history"}
         if "history" in kept:
             remembered["history"] = _history(scores[sample_id : sample_id + 1])
         rows.append(
             dict.fromkeys(HEADER)
-            | {"rank": rank, "sample_id": sample_id, "key": told.names[i], "shard": shard}
-            | {"position": position, "label": told.labels[i]}
-            | {"class": classes.get(str(told.labels[i]))}
+            | {"rank": rank, "sample_id": sample_id, "key": described.names[i], "shard": shard}
+            | {"position": position, "label": described.labels[i]}
+            | {"class": classes.get(str(described.labels[i]))}
             | remembered
         )
     return rows
@@ -81,21 +80,16 @@ def drawn(row: Row) -> str:
     return sparkline([float(loss) for loss in str(row["history"] or "").split()])
 
 
-def to_csv(rows: Sequence[Row]) -> str:
+def rows_csv(rows: Sequence[Row]) -> str:
     """Write the table, without scores that nobody kept; what else is not known is left empty."""
-    text = io.StringIO()
     unknown = {name for name in COLUMNS if all(row[name] is None for row in rows)}
-    names = [name for name in HEADER if name not in unknown]
-    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return to_csv([name for name in HEADER if name not in unknown], rows)
 
 
 def to_tiles(
     rows: Sequence[Row], images: Sequence[bytes], *, by: Measure, grouped: bool
 ) -> list[Tile]:
-    """Say what stands under each image.
+    """Choose what stands under each image.
 
     Args:
         rows: Of the table.

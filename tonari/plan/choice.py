@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tonari.errors import CommandError
 from tonari.oracle.search.words import why_slower
-from tonari.plan.table import lay_table
+from tonari.report.tables import Table
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -101,20 +101,20 @@ def choice_words(choices: Sequence[Choice]) -> list[str]:
     Args:
         choices: At least one, the fastest first.
     """
-    lines = [*lay_table(HEAD, choice_rows(choices)), ""]
+    lines = [*choice_table(choices).text(), ""]
     for number, (settings, why) in enumerate(choice_notes(choices), 1):
         lines += [f"{number}. {why}".rstrip(), f"  {settings}"]
     return lines
 
 
-def choice_rows(choices: Sequence[Choice]) -> list[list[str]]:
-    """Lay plans out below `HEAD`, the fastest first."""
+def choice_table(choices: Sequence[Choice]) -> Table:
+    """Lay plans out, the fastest first."""
     parts_s = _parts_s([choice.plan for choice in choices])
     best_s = sum(parts_s[0].values())
-    return [
+    return Table(HEAD, [
         _row(number, choice.plan, sum(own_s.values()) / best_s - 1)
         for number, (choice, own_s) in enumerate(zip(choices, parts_s, strict=True), 1)
-    ]
+    ])  # fmt: skip
 
 
 def choice_notes(choices: Sequence[Choice]) -> list[tuple[str, str]]:

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     from tonari.oracle.plan import timeline
     from tonari.oracle.probe.probe import Probe, load_probe
     from tonari.plan.choice import choice_words, plan_choices
-    from tonari.plan.explain import explanation_rows, explanation_words
+    from tonari.plan.explain import NOTES, explanation_rows, explanation_table
     from tonari.plan.learned import learned_document, learned_words
 
     learned = learn(given.run) if given.run else None
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
         return 0
     if are_many:
         print("\n".join([*choice_words(choices), "", "the first:", ""]))
-    lines = explanation_words(why) if why else []
+    lines = ["", *explanation_table(why).text(), "", *NOTES] if why else []
     epochs = best.config.run.epochs
     lines = [*_words(best.plan), *lines, *_epoch_words(epoch, epochs)]
     if epoch and learned:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tonari.report.tables import Table, figure
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -60,25 +61,13 @@ def explanation_rows(found: "Explanation", step_s: float) -> list[ExplainedRow]:
     return [*rows, ExplainedRow("a step", "the sum", terms.step_s, step_s)]
 
 
-def explanation_words(rows: Sequence[ExplainedRow]) -> list[str]:
-    """Set a step's terms as a table, in lines."""
-    lines = [
-        HEAD,
-        *(
-            (x.term, x.equation, format_term(x.by_equation_s), format_term(x.simulated_s))
-            for x in rows
-        ),
+def explanation_table(rows: Sequence[ExplainedRow]) -> Table:
+    """Lay a step's terms out."""
+    cells = [
+        [row.term, row.equation, figure(row.by_equation_s, ".4f"), figure(row.simulated_s, ".4f")]
+        for row in rows
     ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "",
-        *(
-            f"  {term:{widths[0]}}  {words:{widths[1]}}  {by:>{widths[2]}}  {of:>{widths[3]}}"
-            for term, words, by, of in lines
-        ),
-        "",
-        *NOTES,
-    ]
+    return Table(HEAD, cells, "A step by simple equations")
 
 
 def _equation(ring: "RingTimes") -> str:
@@ -89,8 +78,3 @@ def _equation(ring: "RingTimes") -> str:
         return f"({latency} + {carried}{rate}) / 2"
     times = "2 (n - 1)" if ring.kind == "all_reduce" else "(n - 1)"
     return f"{times} ({latency} + {carried} / n{rate}), n = {ring.ranks}"
-
-
-def format_term(found: float | None) -> str:
-    """Format seconds that may not be there."""
-    return "-" if found is None else f"{found:.4f}"

@@ -4,20 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tonari.plan.choice import HEAD, choice_notes, choice_rows
-from tonari.plan.explain import format_term
+from tonari.plan.choice import choice_notes, choice_table
+from tonari.plan.explain import explanation_table
 from tonari.plan.picture import Drawing, part_name, plan_bars, search_bars
 from tonari.plan.search import (
-    HEAD_OF_CHOICES,
     format_s,
-    rows_of_choices,
-    search_head,
     search_notes,
-    search_rows,
+    search_table,
+    table_of_choices,
     unfit_words,
     what_next,
 )
 from tonari.report.pages import Picture, drawn, lay_out
+from tonari.report.tables import Table
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from tonari.plan.explain import ExplainedRow
 
 TEMPLATE = Path(__file__).with_suffix(".jinja")
-Table = tuple[str, Sequence[str], list[list[str]]]
-"""A title, columns and rows."""
+PARTS = ("part", "s", "share")
 NO_WAIT = 0.02
 """Share of the time below which waiting is not worth a sentence."""
 
@@ -46,15 +44,12 @@ def plan_page(choices: Sequence["Choice"], terms: Sequence["ExplainedRow"], comm
     plan, epoch, epochs = best.plan, best.plan.epoch, best.config.run.epochs
     whole_s = sum(plan.parts_s.values())
     parts = [(part_name(name), seconds, whole_s) for name, seconds in _longest(plan.parts_s)]
-    tables: list[Table] = [("A step", ("part", "s", "share"), [_part(*part) for part in parts])]
+    tables = [Table(PARTS, [_part(*part) for part in parts], "A step")]
     if epoch:
         rows = [_part(name, s, epoch.epoch_s) for name, s in _longest(epoch.parts_s) if s]
-        tables.append(("An epoch", ("part", "s", "share"), rows))
+        tables.append(Table(PARTS, rows, "An epoch"))
     if terms:
-        tables.append(("A step by simple equations", ("term", "equation", "by it", "simulated"), [
-            [row.term, row.equation, format_term(row.by_equation_s), format_term(row.simulated_s)]
-            for row in terms
-        ]))  # fmt: skip
+        tables.append(explanation_table(terms))
     several = len(choices) > 1
     return lay_out(
         TEMPLATE,
@@ -63,7 +58,7 @@ def plan_page(choices: Sequence["Choice"], terms: Sequence["ExplainedRow"], comm
         "what was probed on a node",
         findings=_findings(plan, epoch, epochs),
         pictures=[_picture(plan_bars(plan))],
-        choices=(HEAD, choice_rows(choices), choice_notes(choices)) if several else None,
+        choices=(choice_table(choices), choice_notes(choices)) if several else None,
         tables=tables,
         facts=[
             ("command", command),
@@ -99,11 +94,9 @@ def search_page(found: "Plans", command: str) -> str:
             *(f"{words}." for words in unfit_words(found)),
         ],
         pictures=[_picture(search_bars(found))],
-        choices=(search_head(found), search_rows(found), search_notes(found)),
+        choices=(search_table(found), search_notes(found)),
         tables=(
-            [("The best of each choice", HEAD_OF_CHOICES, rows_of_choices(found.choices))]
-            if found.choices
-            else []
+            [table_of_choices(found.choices, "The best of each choice")] if found.choices else []
         ),
         facts=[("command", command)],
         note=what_next(found),

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonari.errors import CommandError
-from tonari.plan.table import lay_table
+from tonari.report.tables import Table
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def search_words(found: "Plans") -> list[str]:
         f"{' or on a disk' if best.epoch_s else ''}, {found.pruned:,} have a bound above the last "
         "one's time",
         "",
-        *lay_table(search_head(found), search_rows(found)),
+        *search_table(found).text(),
         "",
         f"the first, in parts of its {whole}: {_parts(best)}",
         f"  {_settings(best)}",
@@ -102,8 +102,7 @@ def search_words(found: "Plans") -> list[str]:
     for number, (settings, why) in enumerate(search_notes(found)[1:], 2):
         lines += [f"{number}. {why}", f"  {settings}"]
     if found.choices:
-        lines += ["", "the best of each choice:", ""]
-        lines += lay_table(HEAD_OF_CHOICES, rows_of_choices(found.choices))
+        lines += ["", "the best of each choice:", "", *table_of_choices(found.choices).text()]
     lines += unfit_words(found)
     return [*lines, "", what_next(found)]
 
@@ -120,14 +119,10 @@ WAITS = ("exchange", "decoding", "node disk", "windows", "epoch end", "refresh")
 """Parts of an epoch that are not of its steps."""
 
 
-def search_head(found: "Plans") -> tuple[str, ...]:
-    """Name the columns of `search_rows`."""
-    return HEAD_OF_EPOCHS if found.candidates[0].epoch_s else HEAD
-
-
-def search_rows(found: "Plans") -> list[list[str]]:
-    """Lay the candidates out below `search_head`."""
-    return [_row(number, each) for number, each in enumerate(found.candidates, 1)]
+def search_table(found: "Plans") -> Table:
+    """Lay the candidates out."""
+    head = HEAD_OF_EPOCHS if found.candidates[0].epoch_s else HEAD
+    return Table(head, [_row(number, each) for number, each in enumerate(found.candidates, 1)])
 
 
 def search_notes(found: "Plans") -> list[tuple[str, str]]:
@@ -195,17 +190,18 @@ def _settings(each: "Candidate") -> str:
     return " ".join((*each.settings, *chosen))
 
 
-def rows_of_choices(choices: Sequence["Candidate"]) -> list[list[str]]:
+def table_of_choices(choices: Sequence["Candidate"], title: str = "") -> Table:
     """Lay out what each choice costs with the mesh that suits it best, the fastest first."""
     ordered = sorted(choices, key=lambda each: each.epoch_s)
     best_s = ordered[0].epoch_s
-    return [
+    rows = [
         [
             _choice(each), format_s(each.epoch_s), f"{each.epoch_s / best_s - 1:+.1%}",
             format_s(_waits_s(each)), each.why_slower or "-",
         ]
         for each in ordered
     ]  # fmt: skip
+    return Table(HEAD_OF_CHOICES, rows, title)
 
 
 def unfit_words(found: "Plans") -> list[str]:

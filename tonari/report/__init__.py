@@ -1,1 +1,1 @@
-"""Pages, pictures and figures of results, for all commands that report."""
+"""Pages, tables, pictures and figures of results, for all commands that report."""

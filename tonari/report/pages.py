@@ -3,14 +3,8 @@
 import base64
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tonari.report.pictures import darkened, render
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from matplotlib.figure import Figure
+from tonari.report.pictures import Draw, darkened, render
 
 HERE = Path(__file__).parent
 
@@ -25,9 +19,7 @@ class Picture:
     dark: str
 
 
-def picture(
-    title: str, caption: str, draw: "Callable[[Figure], None]", inches: tuple[float, float]
-) -> Picture:
+def picture(title: str, caption: str, draw: Draw, inches: tuple[float, float]) -> Picture:
     """Draw a plot for a page."""
     light = render(draw, inches=inches, kind="svg")
     return Picture(title, caption, _uri(light), _uri(darkened(light)))

@@ -2,10 +2,14 @@
 
 import io
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+Draw = Callable[["Figure"], None]
+"""Draws onto a figure."""
 
 COLOURS = ("#d55e00", "#1f86cc", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9467bd", "#8c564b")
 """Of what is compared: different to any colour vision, on white and black (after Okabe, Ito)."""
@@ -14,11 +18,14 @@ COLOURS = ("#d55e00", "#1f86cc", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9
 LIGHT = {"text": "#1c2024", "paper": "#ffffff", "grid": "#dfe3e8"}
 DARK = {"text": "#e6e9ec", "paper": "#171a1e", "grid": "#343a41"}
 
+UNDATED = {
+    "png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None, "ModDate": None}
+}  # fmt: skip
+"""By kind of file, which dates are not written, so that the same figures make the same bytes."""
 
-def render(
-    draw: "Callable[[Figure], None]", *, inches: tuple[float, float], kind: Literal["png", "svg"]
-) -> bytes:
-    """Draw a figure as a file's bytes, in the colours of a light page."""
+
+def render(draw: Draw, *, inches: tuple[float, float], kind: str) -> bytes:
+    """Draw a figure as a file's bytes, of a kind in `UNDATED`, in the colours of a light page."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -39,11 +46,13 @@ def render(
     ):  # fmt: skip
         figure = Figure(figsize=inches, layout="constrained")
         draw(figure)
-        # Without a date the same figures make the same bytes
-        figure.savefig(
-            file, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None
-        )
+        figure.savefig(file, format=kind, dpi=150, metadata=UNDATED[kind])
     return file.getvalue()
+
+
+def write_picture(path: Path, draw: Draw, *, inches: tuple[float, float]) -> None:
+    """Draw a figure into a file, of the kind that its name ends in."""
+    path.write_bytes(render(draw, inches=inches, kind=path.suffix.removeprefix(".")))
 
 
 def darkened(svg: bytes) -> bytes:

@@ -13,7 +13,8 @@ import tyro
 
 from dataio import DataioError
 from tonari.errors import CommandError
-from tonari.outputs import check_output
+from tonari.outputs import check_output, check_page
+from tonari.report.tables import Table
 from tonari.rows.losses import loss_words
 from tonari.rows.run import RunRows
 from tonari.rows.settings import find_fields, find_settings, open_run
@@ -109,10 +110,9 @@ def main(argv: list[str]) -> int:
     options = tyro.cli(
         RowsOptions, args=argv, prog="tonari rows", config=(tyro.conf.FlagCreatePairsOff,)
     )
-    for flag, path in (
-        ("--parquet", options.parquet), ("--show", options.show), ("--replay", options.replay)
-    ):  # fmt: skip
-        check_output(flag, path)
+    check_output("--parquet", options.parquet)
+    check_page("--show", options.show)
+    check_output("--replay", options.replay)
     try:
         config = find_settings(options.run)
         run = open_run(options.run, options.source, log=options.log)
@@ -204,14 +204,8 @@ def _document(run: RunRows, table: pa.Table) -> dict[str, object]:
 def _shown(table: pa.Table) -> str:
     """Lay the first rows out in columns; those that hold nothing are left out."""
     names = [name for name in table.column_names if table.column(name).null_count < len(table)]
-    lines = [names]
-    for row in table.slice(0, SHOWN).select(names).to_pylist():
-        lines.append([_word(value) for value in row.values()])
-    widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
-    text = [
-        "  ".join(word.rjust(width) for word, width in zip(line, widths, strict=True))
-        for line in lines
-    ]
+    rows = table.slice(0, SHOWN).select(names).to_pylist()
+    text = Table(names, [[*map(_word, row.values())] for row in rows]).text()
     if len(table) > SHOWN:
         text.append(f"... {len(table) - SHOWN:,} more: --parquet FILE has all")
     return "\n".join(text)

@@ -30,7 +30,7 @@ def find_settings(run: Path) -> Config | None:
 def open_run(path: Path, sources: Sequence[str], *, log: Path | None) -> RunRows:
     """Open a run as commands do: on the dataset that is named, or else on the one it trained on.
 
-    Shards are opened as the run's own settings say, where it has some.
+    Shards are opened by the run's own settings, where it has some.
 
     Args:
         path: The run, as of `tonari.rows.run.open`.

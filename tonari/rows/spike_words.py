@@ -64,5 +64,5 @@ def plain_rows(table: pa.Table) -> list[dict[str, object]]:
 
 
 def _is_number(value: object) -> bool:
-    """Say whether JSON has a word for a value: it has none for infinity."""
+    """Check whether JSON has a number for a value: it has none for infinity."""
     return not isinstance(value, float) or math.isfinite(value)

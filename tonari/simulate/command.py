@@ -9,6 +9,7 @@ import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -37,8 +38,17 @@ from shuffle.mixing import (
 )
 from shuffle.traffic import ReplicaPlan, count_traffic, plan_replica
 from tonari.errors import CommandError
-from tonari.outputs import check_plot
-from tonari.simulate.report import NEAR, Cost, Curves, Report, SimulatedLine, plot, print_report
+from tonari.outputs import PLOTS, check_plot
+from tonari.report.pictures import write_picture
+from tonari.simulate.report import (
+    NEAR,
+    Curves,
+    EpochCost,
+    Report,
+    SimulatedLine,
+    draw_curves,
+    report_words,
+)
 from tonari.sizes import parse_bytes
 
 MAX_CLASSES = 10_000_000
@@ -46,12 +56,10 @@ MAX_CLASSES = 10_000_000
 NUM_FOLLOWED = 20_000
 """Samples whose nodes are counted: a standard error of 0.01 nodes or so."""
 
-PLOTS = (".png", ".svg", ".pdf")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Simulate:
-    """Say what a run's exchange would do, without moving data: mixing, traffic, storage, planning.
+    """Compute what a run's exchange would do, moving no data: mixing, traffic, storage, planning.
 
     Calls the functions that training calls, for ranks and samples that this machine need not have.
     Every fraction given with --exchange is one line, between Local (rows never move) and Global
@@ -66,8 +74,8 @@ class Simulate:
     nodes visited: different nodes on which a sample has been trained by the end of an epoch.
 
     correlation: with d a batch's class shares less the dataset's, the mean of d . d' over pairs of
-    batches, divided by the mean of d . d. 1: a batch tells the classes of the other. 0: it says
-    nothing about it, as with batches drawn at random. Pairs are consecutive steps of one rank, or
+    batches, divided by the mean of d . d. 1: a batch shows the classes of the other. 0: it shows
+    nothing of it, as with batches drawn at random. Pairs are consecutive steps of one rank, or
     the same step of one rank in consecutive epochs.
 
     MB/s a node: what a node's link has to carry, each way, for the exchange to end with the epoch.
@@ -79,7 +87,7 @@ class Simulate:
     ranks: int
     """Ranks of the job, each a replica of the model."""
     samples: float | None = None
-    """Samples of the dataset, such as 1.3e9. Needed unless --labels says it."""
+    """Samples of the dataset, such as 1.3e9. Needed unless there are --labels."""
     exchange: tuple[float, ...] = (0.1,)
     """Fractions of its rows that a rank gives and takes each epoch, in [0, 1]."""
     ranks_per_node: int = 4
@@ -156,11 +164,11 @@ def main(argv: list[str]) -> int:
     layout, labels = make_inputs(options)
     report = simulate(options, layout, labels)
     if options.plot is not None:
-        plot(report, options.plot)
+        write_picture(options.plot, partial(draw_curves, report=report), inches=(11, 8))
     if options.json:
         print(json_module.dumps(asdict(report)))
     else:
-        print_report(Console(), report)
+        print(report_words(report))
     return 0
 
 
@@ -253,7 +261,7 @@ def simulate(options: Simulate, layout: Layout, labels: Labels) -> Report:
 
 def measure_plan(
     layout: Layout, *, exchange: float, batch_size: int, row_bytes: int, seed: int
-) -> Cost:
+) -> EpochCost:
     """Plan an epoch of the rank in the middle twice: for its time, and for its memory."""
 
     def plan() -> tuple[Layout, ReplicaPlan]:
@@ -278,7 +286,7 @@ def measure_plan(
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    return Cost(count_traffic(fresh, made, row_bytes=row_bytes), plan_s, peak_bytes)
+    return EpochCost(count_traffic(fresh, made, row_bytes=row_bytes), plan_s, peak_bytes)
 
 
 def summarise(

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from shuffle.traffic import ExchangeTraffic
+from tonari.report.tables import UNKNOWN, Table, figure
 from tonari.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NEAR = 0.05
 """A distance at most this much above that of random rows counts as as good."""
@@ -42,7 +43,7 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Cost:
+class EpochCost:
     """What an epoch of a policy costs a rank.
 
     Attributes:
@@ -70,7 +71,7 @@ class SimulatedLine:
     name: str
     exchange: float | None
     curves: Curves
-    cost: Cost | None
+    cost: EpochCost | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,31 +97,28 @@ class Report:
     lines: list[SimulatedLine]
 
 
-def print_report(out: Console, report: Report) -> None:
-    """Print all tables."""
+def report_words(report: Report) -> str:
+    """Write what was simulated, and all tables."""
     part = "whole pools" if report.rows_per_node >= report.pool_rows else "a sample of the slots"
-    out.print(
+    lines = [
         f"{report.num_ranks:,} ranks on {report.num_nodes:,} nodes, {report.num_samples:,} samples "
         f"of {format_bytes(report.sample_bytes)} in {report.num_classes:,} classes "
-        f"({report.initial}), {report.steps:,} steps of {report.batch_size:,} an epoch\n"
+        f"({report.initial}), {report.steps:,} steps of {report.batch_size:,} an epoch",
         f"looked at: {len(report.nodes)} nodes, {report.rows_per_node:,} of "
         f"{report.pool_rows:,} rows each ({part}); as many random rows are at distance "
         f"{report.random_distance:.4f}",
-        highlight=False,
-    )
-    out.print(_costs(report))
-    epochs = shown_epochs(report.num_epochs)
-    for title, cell in (
-        (
-            f"distance from the dataset's classes: mean{_error(report)}",
-            lambda c, e: _number(c.distance, e, 4),
-        ),
-        ("distance: worst node looked at", lambda c, e: _number(c.distance_worst, e, 4)),
-        ("nodes visited: mean", lambda c, e: _number(c.nodes_visited, e, 2)),
-        ("correlation of consecutive steps", lambda c, e: _number(c.step_correlation, e, 3)),
-        ("correlation of consecutive epochs", lambda c, e: _number(c.epoch_correlation, e, 3)),
+        "",
+        *_costs(report).text(),
+    ]
+    for title, digits, curve in (
+        (f"distance from the dataset's classes: mean{_error(report)}", 4, lambda c: c.distance),
+        ("distance: worst node looked at", 4, lambda c: c.distance_worst),
+        ("nodes visited: mean", 2, lambda c: c.nodes_visited),
+        ("correlation of consecutive steps", 3, lambda c: c.step_correlation),
+        ("correlation of consecutive epochs", 3, lambda c: c.epoch_correlation),
     ):
-        out.print(_by_epoch(title, report, epochs, cell))
+        lines += ["", *_by_epoch(title, digits, report, curve).text()]
+    return "\n".join(lines)
 
 
 def _error(report: Report) -> str:
@@ -134,7 +132,7 @@ def shown_epochs(num_epochs: int) -> list[int]:
     return [*some, num_epochs - 1]
 
 
-def needed_rate(cost: Cost, step_s: float | None) -> float | None:
+def needed_rate(cost: EpochCost, step_s: float | None) -> float | None:
     """MB/s that the exchange needs of a node's link, each way, to end with the epoch."""
     if step_s is None:
         return None
@@ -143,30 +141,26 @@ def needed_rate(cost: Cost, step_s: float | None) -> float | None:
 
 def _costs(report: Report) -> Table:
     """Figures as lines, policies as columns: that fits a terminal of 80 columns."""
-    table = Table(title="an epoch's exchange, each way", title_justify="left")
-    table.add_column("", no_wrap=True)
-    for line in report.lines:
-        table.add_column(line.name, justify="right")
     names = ["rows a rank", "bytes a rank", "bytes a node", "MB/s a node", "crosses nodes"]
     names += ["messages a rank", "largest message", "storage a node", "planned in", "memory"]
     columns = [_cells(line.cost, report) for line in report.lines]
-    for name, *cells in zip(names, *columns, strict=True):
-        table.add_row(name, *cells)
-    near = [line.curves.epochs_to_random for line in report.lines]
-    table.add_row("as random from", *("-" if e is None else f"epoch {e}" for e in near))
-    return table
+    near = [figure(line.curves.epochs_to_random, ".0f") for line in report.lines]
+    rows = [*zip(names, *columns, strict=True), ("as random from epoch", *near)]
+    heads = ("", *(line.name for line in report.lines))
+    return Table(heads, rows, "an epoch's exchange, each way")
 
 
-def _cells(cost: Cost | None, report: Report) -> list[str]:
+def _cells(cost: EpochCost | None, report: Report) -> list[str]:
     if cost is None:
-        return [*["-"] * 7, format_bytes(report.global_storage_bytes), "-", "-"]
-    traffic, rate = cost.traffic, needed_rate(cost, report.step_s)
+        storage = format_bytes(report.global_storage_bytes)
+        return [*[UNKNOWN] * 7, storage, UNKNOWN, UNKNOWN]
+    traffic = cost.traffic
     return [
         f"{traffic.num_leaving:,}",
         format_bytes(traffic.rank_bytes),
         format_bytes(traffic.node_bytes),
-        "-" if rate is None else f"{rate:,.3g}",
-        f"{traffic.crossing_fraction:.0%}" if traffic.num_leaving else "-",
+        figure(needed_rate(cost, report.step_s), ",.3g"),
+        f"{traffic.crossing_fraction:.0%}" if traffic.num_leaving else UNKNOWN,
         f"{traffic.num_messages:,}",
         format_bytes(traffic.message_bytes),
         format_bytes(traffic.storage_bytes),
@@ -175,50 +169,34 @@ def _cells(cost: Cost | None, report: Report) -> list[str]:
     ]
 
 
-def _by_epoch(
-    title: str, report: Report, epochs: Sequence[int], cell: Callable[[Curves, int], str]
-) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("epoch", no_wrap=True)
-    for epoch in epochs:
-        table.add_column(str(epoch), justify="right")
-    for line in report.lines:
-        table.add_row(line.name, *(cell(line.curves, epoch) for epoch in epochs))
-    return table
+def _by_epoch(title: str, digits: int, report: Report, curve: Callable[[Curves], Curve]) -> Table:
+    epochs = shown_epochs(report.num_epochs)
+    rows = [
+        [line.name, *(figure(curve(line.curves)[epoch], f".{digits}f") for epoch in epochs)]
+        for line in report.lines
+    ]
+    return Table(("epoch", *map(str, epochs)), rows, title)
 
 
-def _number(curve: Curve, epoch: int, digits: int) -> str:
-    value = curve[epoch]
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def plot(report: Report, path: Path) -> None:
+def draw_curves(drawn: "Figure", report: Report) -> None:
     """Draw the curves of all policies."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     panels: list[tuple[str, Callable[[Curves], Curve]]] = [
         ("distance from the dataset's classes", lambda curves: curves.distance),
         ("nodes visited by a sample", lambda curves: curves.nodes_visited),
         ("correlation of consecutive steps", lambda curves: curves.step_correlation),
         ("correlation of consecutive epochs", lambda curves: curves.epoch_correlation),
     ]
-    figure, axes = pyplot.subplots(2, 2, figsize=(11, 8), sharex=True, layout="constrained")
-    for axis, (title, curve) in zip(axes.flat, panels, strict=True):
+    grid = drawn.subplots(2, 2, sharex=True)
+    for axes, (title, curve) in zip(grid.flat, panels, strict=True):
         for line in report.lines:
             values = [float("nan") if value is None else value for value in curve(line.curves)]
             style = "--" if line.exchange is None else "-"
-            axis.plot(values, style, marker="." if len(values) < 40 else "", label=line.name)
-        axis.set_title(title)
-        axis.grid(alpha=0.3)
-    axes[0, 0].set_yscale("log")
-    axes[0, 0].legend()
-    for axis in axes[1]:
-        axis.set_xlabel("epoch")
-    figure.suptitle(
+            axes.plot(values, style, marker="." if len(values) < 40 else "", label=line.name)
+        axes.set_title(title)
+    grid[0, 0].set_yscale("log")
+    grid[0, 0].legend()
+    for axes in grid[1]:
+        axes.set_xlabel("epoch")
+    drawn.suptitle(
         f"{report.num_ranks:,} ranks, {report.num_samples:,} samples, {report.initial} start"
     )
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)

@@ -1,11 +1,12 @@
 """`tonari train CONFIG --dry-run`: what the run would be, as tables or as JSON."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 
 from tonari.oracle import Operator, Traffic, trace_step, traffic
+from tonari.report.tables import Table
 from tonari.sizes import format_bytes
 from tonari.trainer.config.config import Config
 from tonari.trainer.mesh.mesh import AXES
@@ -88,16 +89,10 @@ def _trace(config: Config, found: DryRun, world_size: int) -> tuple[TracedStep, 
 
 
 def _step_words(steps: Sequence[TracedStep]) -> list[str]:
-    lines = [
-        "",
-        "A step on no data, as the first rank at each coordinate of pp: bytes of tensors, batch "
-        "left out",
-        *_table(STEP, [_step_row(step) for step in steps]),
-        "",
-        "What it sends and receives",
-        *_table(SENT, [row for step in steps for row in _sent_rows(step)]),
-    ]
-    return lines if any(step.traffic for step in steps) else lines[:-3]
+    whole = Table(STEP, [_step_row(step) for step in steps], STEP_TITLE)
+    sent = [row for step in steps for row in _sent_rows(step)]
+    more = ["", *Table(SENT, sent, "What it sends and receives").text()] if sent else []
+    return ["", *whole.text(), *more]
 
 
 def _step_row(step: TracedStep) -> list[str]:
@@ -134,15 +129,16 @@ def _words(config: Config, found: DryRun) -> str:
             f"{found.global_batch_size} samples a step",
             *map(_crossing_words, found.crossings),
             "",
-            "Who holds what (of the ranks at one coordinate of pp, the fullest)",
-            *_table(HELD, [_held_row(rank) for rank in found.pipeline_ranks]),
+            *Table(HELD, [_held_row(rank) for rank in found.pipeline_ranks], HELD_TITLE).text(),
             "",
-            "Its memory, in bytes; activations are estimated (docs/train.md), buffers left out",
-            *_table(MEMORY, [_memory_row(rank) for rank in found.pipeline_ranks]),
+            *Table(
+                MEMORY, [_memory_row(rank) for rank in found.pipeline_ranks], MEMORY_TITLE
+            ).text(),
             *([OFFLOADED] if config.mesh.offload else []),
             "",
-            "How batches come to the ranks (of the first of the replicas that are fed alike)",
-            *_table(FED, [_fed_row(each) for each in found.deliveries[:MOST_KINDS]]),
+            *Table(
+                FED, [_fed_row(each) for each in found.deliveries[:MOST_KINDS]], FED_TITLE
+            ).text(),
             *([f"... and {num_hidden} replicas more, fed in other ways"] if hidden else []),
         ]
     )
@@ -164,13 +160,17 @@ def _crossing_words(each: Crossing) -> str:
     )
 
 
+HELD_TITLE = "Who holds what (of the ranks at one coordinate of pp, the fullest)"
 HELD = ("pp", "stages", "blocks", "ends", "parameters", "a rank's")
 OFFLOADED = (
     "mesh.offload: of it parameters, gradients and the optimizer's state lie in the host's memory"
 )
+MEMORY_TITLE = "Its memory, in bytes; activations are estimated (docs/train.md), buffers left out"
 MEMORY = ("pp", "parameters", "gathered", "gradients", "optimizer", "activations", "total")
+STEP_TITLE = "A step without data, as the first rank at each pp coordinate; bytes without the batch"
 STEP = ("pp", "rank", "kept", "most", "GFLOP", "operators")
 SENT = ("pp", "message", "along", "times", "bytes")
+FED_TITLE = "How batches come to the ranks (of the first of the replicas that are fed alike)"
 FED = ("replicas", "reads", "maps", "receives", "nothing", "scores")
 
 
@@ -203,12 +203,3 @@ def _ranges(numbers: Sequence[int]) -> str:
     ends = [[number for _, number in run] for _, run in runs]
     shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ends]
     return ", ".join(shown) or "-"
-
-
-def _table(names: Iterable[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [tuple(names), *(tuple(row) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    ]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from tonari.report.tables import UNKNOWN, Table
 from tonari.trainer.run.verify.checking import Verdict
 from tonari.trainer.run.verify.compare import FIGURES
 
@@ -12,17 +13,13 @@ SHOWN = 3
 
 def table(verdicts: Sequence[Verdict]) -> str:
     """Lay out what came out on each mesh."""
-    lines: list[tuple[str, ...]] = [("mesh", *FIGURES, "s")]
+    rows: list[tuple[str, ...]] = []
     for verdict in verdicts:
-        cells = [verdict.figures.get(figure, "-") for figure in FIGURES]
+        cells = [verdict.figures.get(figure, UNKNOWN) for figure in FIGURES]
         if verdict.failed:
-            cells = [verdict.failed, *["-"] * (len(FIGURES) - 1)]
-        lines.append((verdict.mesh, *cells, f"{verdict.seconds:.0f}"))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    found = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+            cells = [verdict.failed, *[UNKNOWN] * (len(FIGURES) - 1)]
+        rows.append((verdict.mesh, *cells, f"{verdict.seconds:.0f}"))
+    found = Table(("mesh", *FIGURES, "s"), rows).text()
     for verdict in verdicts:
         found += _more(verdict)
     return "\n".join(found)

@@ -10,7 +10,13 @@ import pytest
 from tonari import cli
 from tonari.bench.loader.contenders import CONTENDERS, HEADLINE, Contender
 from tonari.bench.loader.environments import interpreter
-from tonari.bench.loader.figures import EpochFigures, LoaderRecord, LoaderSettings, compare
+from tonari.bench.loader.figures import (
+    EpochFigures,
+    LoaderJob,
+    LoaderRecord,
+    LoaderSettings,
+    compare,
+)
 from tonari.bench.loader.loader import measure_loaders
 from tonari.bench.loader.peers.harness import DeliveredBatch, label_spread, mismatched
 from tonari.bench.loader.peers.pixels import decode
@@ -51,13 +57,17 @@ DAMAGES = {
 }
 
 
-def settings(tmp_path: Path, contenders: list[Contender], **changes: object) -> LoaderSettings:
+def make_job(
+    tmp_path: Path, contenders: list[Contender], *, spec: SampleSet = TINY, **changes: object
+) -> LoaderJob:
     plain: dict[str, object] = {
-        "sets": [TINY], "contenders": contenders, "ranks": (1,), "workers": (0,),
-        "temperatures": ("warm",), "repeats": 2, "time_limit_s": 60.0, "directory": tmp_path,
-        "environments": tmp_path / "environments", "round_s": 0.0, "timeout_s": 30.0, "keep": True,
+        "workers": (0,), "repeats": 2, "time_limit_s": 60.0, "round_s": 0.0, "timeout_s": 30.0,
     }  # fmt: skip
-    return LoaderSettings(**{**plain, **changes})  # type: ignore[arg-type]
+    return LoaderJob(
+        settings=LoaderSettings(**{**plain, **changes}),  # type: ignore[arg-type]
+        sets=[spec], contenders=contenders, directory=tmp_path,
+        environments=tmp_path / "environments", keep=True,
+    )  # fmt: skip
 
 
 def fake(tmp_path: Path, what: str) -> Contender:
@@ -67,7 +77,7 @@ def fake(tmp_path: Path, what: str) -> Contender:
 
 
 def test_a_peer_that_loses_repeats_or_swaps_samples_is_reported_as_wrong(tmp_path: Path) -> None:
-    run = settings(tmp_path, [fake(tmp_path, what) for what in DAMAGES])
+    run = make_job(tmp_path, [fake(tmp_path, what) for what in DAMAGES])
     records = {r.contender: r for r in measure_loaders(run, lambda words: None)}
 
     def first(what: str) -> tuple[int, int, int]:
@@ -135,7 +145,7 @@ def test_the_decoder_limit_is_that_of_as_many_threads_as_ours() -> None:
 def test_an_absent_peer_is_not_installed_and_no_error(tmp_path: Path) -> None:
     absent = [c for c in CONTENDERS if c.name == "grain"]
     assert interpreter(absent[0], tmp_path) is None
-    (only,) = measure_loaders(settings(tmp_path, absent), lambda words: None)
+    (only,) = measure_loaders(make_job(tmp_path, absent), lambda words: None)
     assert only.problem == "not installed"
     assert "not installed" in table([only])
 
@@ -145,18 +155,9 @@ def test_the_command_measures_ours_and_the_peers_that_are_always_there(
 ) -> None:
     said = "--json --sets 3k --scale 0.003 --repeats 1 --workers 0 --contenders limit-gather "
     said += "tonari-exchanged torch-packed webdataset"
+    files = ["--csv", str(tmp_path / "out.csv"), "--plot", str(tmp_path / "out.png")]
     status = cli.main(
-        [
-            "bench",
-            "loader",
-            *said.split(),
-            "--csv",
-            str(tmp_path / "out.csv"),
-            "--plot",
-            str(tmp_path / "out.png"),
-            "--directory",
-            str(tmp_path / "sets"),
-        ]
+        ["bench", "loader", *said.split(), *files, "--directory", str(tmp_path / "sets")]
     )
     document = json.loads(capsys.readouterr().out)
     assert status == 0
@@ -183,7 +184,7 @@ def test_the_command_measures_ours_and_the_peers_that_are_always_there(
 
 def test_cold_says_how_the_files_were_dropped(tmp_path: Path) -> None:
     chosen = [c for c in CONTENDERS if c.name == "torch-packed"]
-    run = settings(tmp_path, chosen, temperatures=("cold",), repeats=1)
+    run = make_job(tmp_path, chosen, temperatures=("cold",), repeats=1)
     (only,) = measure_loaders(run, lambda words: None)
     assert not only.problem
     assert only.is_exact
@@ -197,7 +198,7 @@ def test_a_directory_that_holds_another_size_of_the_set_is_made_anew(tmp_path: P
     chosen = [c for c in CONTENDERS if c.name == "tonari"]
     for num_samples in (256, 128):
         spec = replace(TINY, num_samples=num_samples)
-        run = settings(tmp_path, chosen, sets=[spec], repeats=1)
+        run = make_job(tmp_path, chosen, spec=spec, repeats=1)
         (only,) = measure_loaders(run, lambda words: None)
         assert (only.problem, only.is_exact) == ("", True)
         assert only.epochs[0].samples == num_samples
@@ -205,12 +206,10 @@ def test_a_directory_that_holds_another_size_of_the_set_is_made_anew(tmp_path: P
 
 def test_several_ranks_share_the_samples(tmp_path: Path) -> None:
     chosen = [c for c in CONTENDERS if c.name in ("torch-packed", "tonari")]
-    run = settings(tmp_path, chosen, ranks=(2,), repeats=1)
+    run = make_job(tmp_path, chosen, ranks=(2,), repeats=1)
     records = list(measure_loaders(run, lambda words: None))
-    assert [(r.contender, r.problem, r.is_exact) for r in records] == [
-        ("tonari", "", True),
-        ("torch-packed", "", True),
-    ]
+    found = [(r.contender, r.problem, r.is_exact) for r in records]
+    assert found == [("tonari", "", True), ("torch-packed", "", True)]
 
 
 @pytest.mark.parametrize("name", ["3k", "jpeg"])

@@ -94,5 +94,5 @@ def test_a_file_of_something_else_ends_with_2_and_one_message(run_on, text):
 
 def test_amounts_have_three_digits_and_a_unit():
     found = [amount(*one) for one in ((1.234e9, "bytes/s"), (2.5e-5, "s"), (0.0213, "s"))]
-    assert found == ["1.23 GB/s", "25 us", "21.3 ms"]
+    assert found == ["1.23 GB/s", "25 \u00b5s", "21.3 ms"]
     assert amount(12345.6, "1/s") == "12,346 1/s"

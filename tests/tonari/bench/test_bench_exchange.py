@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,9 +15,9 @@ from dataio.rows.rows import IdStore
 from dataio.world import World, run_threads, thread_worlds
 from tonari import cli
 from tonari.bench.errors import BenchError
-from tonari.bench.exchange.exchange import SETS, Case, lines
-from tonari.bench.exchange.report import goals, rows, table, write_csv
-from tonari.bench.exchange.task import Epoch, ExchangeTask, Step
+from tonari.bench.exchange.exchange import SETS, MeasuredExchange, lines
+from tonari.bench.exchange.report import epochs_csv, goals, rows, table
+from tonari.bench.exchange.task import Epoch, ExchangeSettings, ExchangeTask, Step
 from tonari.bench.exchange.ways import Gets, OneByOne
 
 
@@ -29,8 +30,8 @@ def epoch(way: str, fraction: float, repeat: int, epoch_s: float, **changes: obj
     return Epoch(**{**plain, **changes})  # type: ignore[arg-type]
 
 
-def case(epochs: Iterable[Epoch], name: str = "100k") -> Case:
-    return Case(SETS[name], 2, epochs=list(epochs))
+def case(epochs: Iterable[Epoch], name: str = "100k") -> MeasuredExchange:
+    return MeasuredExchange(SETS[name], 2, epochs=list(epochs))
 
 
 def median(row: dict[str, object], name: str) -> object:
@@ -67,11 +68,10 @@ def test_a_goal_is_for_two_ranks_and_a_sleeping_step_alone() -> None:
     assert at(1.04, "product", 2) == at(1.04, "sleep", 4) == []
 
 
-def test_an_epoch_that_lost_a_sample_is_called_wrong(tmp_path: Path) -> None:
+def test_an_epoch_that_lost_a_sample_is_called_wrong() -> None:
     found = case([epoch("local", 0.0, 0, 1.0), epoch("get", 0.1, 0, 1.0, exact=False)])
     assert table([found]).count("WRONG") == 1
-    write_csv([found], tmp_path / "out.csv")
-    assert (tmp_path / "out.csv").read_text().count("\n") == 3
+    assert epochs_csv([found]).count("\n") == 3
 
 
 class Rows(IdStore):
@@ -108,11 +108,13 @@ def test_gets_one_by_one_bring_the_rows_that_partial_brings(num_ranks: int) -> N
 
 
 def test_a_task_comes_back_from_its_text() -> None:
+    settings = ExchangeSettings(
+        exchanges=(0.0, 0.1), get=0.2, shared_rate=1.5, steps=("sleep",), step_s=0.001, repeats=1
+    )
     task = ExchangeTask(
-        rows_per_rank=64, row_bytes=10, batch_size=32, exchanges=(0.0, 0.1), get=0.1,
-        shared_bytes_per_s=1e6, steps=("sleep",), step_s=0.001, repeats=1, cache="/a", shared="/b",
-    )  # fmt: skip
-    assert ExchangeTask.from_json(task.to_json()) == task
+        settings=settings, rows_per_rank=64, row_bytes=10, batch_size=32, cache="/a", shared="/b"
+    )
+    assert msgspec.json.decode(msgspec.json.encode(task), type=ExchangeTask) == task
 
 
 def test_a_job_that_fails_or_falls_silent_is_an_error_with_its_last_words(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from dataio.store.pool import Pool
 from dataio.store.share import Share
 from dataio.world import CHANNEL_TAGS, Request, World, discover_world
 from tonari.bench.generated import Generated
+from tonari.bench.outputs import spread
 from tonari.report.machine import describe_machine
 
 PARCEL_BYTES = 64 << 20
@@ -243,7 +244,7 @@ def _record(
     figures: dict[str, dict[str, float]],
 ) -> dict[str, object]:  # fmt: skip
     ratios = {
-        f"{way}_fraction_of_{bare}": _spread([found[bare] / found[way] for found in rounds])
+        f"{way}_fraction_of_{bare}": spread([found[bare] / found[way] for found in rounds])
         for way in ("thread", "polling")
         for bare in ("ring", "steps", "there")
     }
@@ -270,11 +271,6 @@ def _record(
         **rates,
         **costs,
     }
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    low, middle, high = np.percentile(values, [10, 50, 90]).tolist()
-    return {"median": round(middle, 3), "p10": round(low, 3), "p90": round(high, 3)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -305,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _shown(record: dict[str, object]) -> str:
     lines = [f"{record['set']}, {record['positions']}: {record['messages']:.0f} messages"]
     lines += [
-        f"  {name:28} {value['median'] if isinstance(value, dict) else value}"
+        f"  {name:28} {value['median']:.3f}" if isinstance(value, dict) else f"  {name:28} {value}"
         for name, value in record.items()
         if name.startswith(WAYS)
     ]

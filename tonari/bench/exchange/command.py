@@ -1,26 +1,28 @@
 """`tonari bench exchange`: what fresh samples cost, beside epochs on a node's own."""
 
-import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import tyro
+
 from tonari.bench.exchange.exchange import (
     SETS,
-    Case,
-    ExchangeSettings,
+    ExchangeJobs,
+    MeasuredExchange,
     measure_bandwidth,
     measure_exchange,
 )
-from tonari.bench.exchange.report import plot, rows, table, to_json, write_csv
-from tonari.bench.exchange.task import Step
-from tonari.bench.loader.launch import mpiexec
+from tonari.bench.exchange.report import draw, epochs_csv, inches, rows, table, to_json
+from tonari.bench.exchange.task import ExchangeSettings
 from tonari.bench.notify import notify_on_stderr
-from tonari.outputs import check_results
+from tonari.bench.outputs import ResultOutputs
+from tonari.mpi import mpiexec_command
+from tonari.report.pictures import write_picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class Exchange:
 
     Ranks under MPI stand for nodes. Each trains on generated samples, 32 a step; a step is a sleep,
     which leaves the processor to the exchange as an accelerator does, and then matrix products of
-    the same length, which do not. All ways take turns, an epoch each: local, the exchange at every
+    the same length, which do not. All ways alternate, an epoch each: local, the exchange at every
     Q, the same rows by one message a sample (get), and other samples each epoch from a shared file
     of a given bandwidth (reread). Each epoch counts with its end, that is until its arrivals are
     durable and the next can begin.
@@ -52,87 +54,58 @@ class Exchange:
     """Part of each set's steps to take, in (0, 1]."""
     ranks: tuple[int, ...] = (2,)
     """Ranks on this machine, each a node, such as `--ranks 2 4`."""
-    exchanges: tuple[float, ...] = (0.0, 0.05, 0.1, 0.3, 0.5, 1.0)
-    """Fractions Q of a rank's rows that are exchanged each epoch."""
-    get: float = 0.1
-    """Fraction fetched by one message a sample; 0: leave that way out."""
-    shared_rate: float = 200.0
-    """MB/s of the shared directory, all ranks together; 0: leave that way out."""
-    steps: tuple[Step, ...] = ("sleep", "product")
-    """How a step is emulated."""
-    step: float = 0.02
-    """Seconds that a step lasts."""
-    repeats: int = 5
-    """Epochs measured of each, beside a first."""
-    timeout: float = 300.0
-    """Seconds without a sign of life after which a job is ended."""
-    directory: Path | None = None
-    """For caches and the shared file, on a local disk; they are removed. Left out: the temporary
-    directory."""
+    settings: tyro.conf.OmitArgPrefixes[ExchangeSettings] = field(default_factory=ExchangeSettings)
+    directory: Path = Path(tempfile.gettempdir())
+    """For caches and the shared file, on a local disk; they are removed."""
     bandwidth: bool = True
     """Measure bytes from rows to rows too, against a bare ring of messages."""
-    json: bool = False
-    """Print one JSON document, nothing else on stdout."""
-    json_file: Path | None = None
-    """Write that document here."""
-    csv: Path | None = None
-    """Write a line a way and case here."""
-    plot: Path | None = None
-    """Draw epoch time over Q here: a .png, .svg or .pdf. Needs matplotlib (`report` extra)."""
+    outputs: tyro.conf.OmitArgPrefixes[ResultOutputs] = field(default_factory=ResultOutputs)
 
     def __post_init__(self) -> None:
         if not 0 < self.scale <= 1:
             raise ValueError(f"--scale is {self.scale}, must be in (0, 1]")
         if min(self.ranks, default=0) < 2:
             raise ValueError("--ranks must be numbers >= 2: one rank has nobody to exchange with")
-        if not all(0 <= fraction <= 1 for fraction in (*self.exchanges, self.get)):
+        of = self.settings
+        if not all(0 <= fraction <= 1 for fraction in (*of.exchanges, of.get)):
             raise ValueError("--exchanges and --get must be fractions in [0, 1]")
-        if self.repeats < 1 or not self.step > 0 or not self.shared_rate >= 0:
+        if of.repeats < 1 or not of.step_s > 0 or not of.shared_rate >= 0:
             raise ValueError("--repeats must be >= 1, --step > 0 and --shared-rate >= 0")
 
 
 def bench_exchange(options: Exchange) -> int:
     """Run the command."""
-    mpiexec()  # fails now, with the cure, and not after a directory was filled
-    check_results(json_file=options.json_file, csv=options.csv, plot=options.plot)
-    parent = options.directory or Path(tempfile.gettempdir())
+    mpiexec_command(2)  # fails now, with the cure, and not after a directory was filled
+    options.outputs.check()
+    parent = options.directory.absolute()
     parent.mkdir(parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix="tonari-exchange-", dir=parent.absolute()))
-    try:
-        return run(options, settings_of(options, directory))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with tempfile.TemporaryDirectory(
+        prefix="tonari-exchange-", dir=parent, ignore_cleanup_errors=True
+    ) as directory:
+        return run(options, jobs_of(options, Path(directory)))
 
 
-def settings_of(options: Exchange, directory: Path) -> ExchangeSettings:
-    """Turn flags into settings; all files go below a directory."""
-    return ExchangeSettings(
+def jobs_of(options: Exchange, directory: Path) -> ExchangeJobs:
+    """Choose what is measured; all files go below a directory."""
+    return ExchangeJobs(
+        settings=options.settings, ranks=options.ranks,
         sets=[SETS[name].scaled(options.scale) for name in options.sets],
-        ranks=options.ranks,
-        exchanges=options.exchanges,
-        get=options.get,
-        shared_bytes_per_s=options.shared_rate * 1e6,
-        steps=options.steps,
-        step_s=options.step,
-        repeats=options.repeats,
-        timeout_s=options.timeout,
-        directory=directory / "node",
-        shared=directory / "shared",
-    )
+        directory=directory / "node", shared=directory / "shared",
+    )  # fmt: skip
 
 
-def run(options: Exchange, settings: ExchangeSettings) -> int:
+def run(options: Exchange, jobs: ExchangeJobs) -> int:
     """Measure, and write what was asked for."""
-    cases: list[Case] = []
+    cases: list[MeasuredExchange] = []
     bandwidth: Sequence[Mapping[str, object]] = []
     try:
-        for case in measure_exchange(settings, notify_on_stderr):
+        for case in measure_exchange(jobs, notify_on_stderr):
             cases.append(case)
         if options.bandwidth:
-            bandwidth = measure_bandwidth(settings, notify_on_stderr)
+            bandwidth = measure_bandwidth(jobs, notify_on_stderr)
     finally:
         # An interrupted run keeps what it finished.
-        _write(options, settings, [case for case in cases if case.epochs], bandwidth)
+        _write(options.outputs, jobs, [case for case in cases if case.epochs], bandwidth)
     wrong = [row for case in cases for row in rows(case) if not row["exact"]]
     for row in wrong:
         sys.stderr.write(
@@ -143,14 +116,11 @@ def run(options: Exchange, settings: ExchangeSettings) -> int:
 
 
 def _write(
-    options: Exchange, settings: ExchangeSettings, cases: Sequence[Case],
+    files: ResultOutputs, jobs: ExchangeJobs, cases: Sequence[MeasuredExchange],
     bandwidth: Sequence[Mapping[str, object]],
 ) -> None:  # fmt: skip
-    document = to_json(settings, cases, bandwidth)
-    if options.json_file is not None:
-        options.json_file.write_text(json.dumps(document, indent=1) + "\n")
-    if options.csv is not None:
-        write_csv(cases, options.csv)
-    if options.plot is not None:
-        plot(cases, options.plot)
-    print(json.dumps(document) if options.json else table(cases, bandwidth))
+    if files.csv is not None:
+        files.csv.write_text(epochs_csv(cases))
+    if files.plot is not None:
+        write_picture(files.plot, partial(draw, cases=cases), inches=inches(cases))
+    files.write(to_json(jobs, cases, bandwidth), partial(table, cases, bandwidth))

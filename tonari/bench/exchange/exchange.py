@@ -5,7 +5,6 @@ an epoch each, one after the other, so that what else the machine does slows all
 Ratios are to the local shuffle, within a repeat.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,10 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from tonari.bench.errors import BenchError
-from tonari.bench.exchange.task import Epoch, ExchangeTask, Step
-from tonari.bench.loader.launch import LAUNCHER_PREFIXES, ROOT, end, last_words, mpiexec
+from tonari.bench.exchange.task import Epoch, ExchangeSettings, ExchangeTask
+from tonari.bench.loader.launch import LAUNCHER_PREFIXES, ROOT, end, last_words
 from tonari.bench.notify import Notify
+from tonari.mpi import mpiexec_command
 
 BANDWIDTH = f"{__package__}.bandwidth"
 BANDWIDTH_TIMEOUT_S = 900.0
@@ -63,46 +65,29 @@ SETS = {
 }
 
 
-def mpiexec_ranks(num_ranks: int) -> list[str]:
-    """Start ranks on this machine."""
-    return [mpiexec(), "-n", str(num_ranks)]
-
-
 @dataclass(frozen=True, kw_only=True)
-class ExchangeSettings:
-    """What is measured.
+class ExchangeJobs:
+    """What is measured, and where.
 
     Attributes:
+        settings: Of each set.
         sets: The sets, scaled.
         ranks: Numbers of ranks, measured one after the other.
-        exchanges: Fractions Q of the exchange.
-        get: Fraction that is fetched by one message a sample; not measured if 0.
-        shared_bytes_per_s: Bandwidth of the shared directory; not measured if 0.
-        steps: How steps are emulated.
-        step_s: How long one lasts.
-        repeats: Epochs of each way.
-        timeout_s: Longest silence of a job; after it the job is ended.
         directory: Where caches are made, on each node.
         shared: A directory that all ranks see.
         launch: Makes the command that starts ranks.
     """
 
+    settings: ExchangeSettings
     sets: Sequence[ExchangeSet]
     ranks: Sequence[int]
-    exchanges: tuple[float, ...]
-    get: float
-    shared_bytes_per_s: float
-    steps: tuple[Step, ...]
-    step_s: float
-    repeats: int
-    timeout_s: float
     directory: Path
     shared: Path
-    launch: Launch = mpiexec_ranks
+    launch: Launch = mpiexec_command
 
 
 @dataclass
-class Case:
+class MeasuredExchange:
     """What was measured of one set on some ranks; complete when its job has ended."""
 
     spec: ExchangeSet
@@ -111,41 +96,31 @@ class Case:
     epochs: list[Epoch] = field(default_factory=list)
 
 
-def measure_exchange(settings: ExchangeSettings, notify: Notify) -> Iterator[Case]:
+def measure_exchange(jobs: ExchangeJobs, notify: Notify) -> Iterator[MeasuredExchange]:
     """Measure one case after the other. Each is yielded before its first epoch, and filled then.
 
     Raises:
         BenchError: If MPI is missing, or a job fails.
     """
-    for spec in settings.sets:
-        for ranks in settings.ranks:
-            case = Case(spec, ranks)
+    for spec in jobs.sets:
+        for ranks in jobs.ranks:
+            case = MeasuredExchange(spec, ranks)
             yield case
-            _run(case, settings, notify)
+            _run(case, jobs, notify)
 
 
-def _run(case: Case, settings: ExchangeSettings, notify: Notify) -> None:
-    spec = case.spec
+def _run(case: MeasuredExchange, jobs: ExchangeJobs, notify: Notify) -> None:
+    spec, settings = case.spec, jobs.settings
     name = f"{spec.name}-{case.ranks}"
-    shared = settings.shared / name
+    shared = jobs.shared / name
     shared.mkdir(parents=True, exist_ok=True)
     task = ExchangeTask(
-        rows_per_rank=spec.rows_per_rank,
-        row_bytes=spec.row_bytes,
-        batch_size=spec.batch_size,
-        exchanges=settings.exchanges,
-        get=settings.get,
-        shared_bytes_per_s=settings.shared_bytes_per_s,
-        steps=settings.steps,
-        step_s=settings.step_s,
-        repeats=settings.repeats,
-        cache=str(settings.directory / name),
-        shared=str(shared),
-        timeout_s=settings.timeout_s,
-    )
+        settings=settings, rows_per_rank=spec.rows_per_rank, row_bytes=spec.row_bytes,
+        batch_size=spec.batch_size, cache=str(jobs.directory / name), shared=str(shared),
+    )  # fmt: skip
     path = shared / "task.json"
-    path.write_text(task.to_json())
-    command = [*settings.launch(case.ranks), sys.executable, "-m", f"{__package__}.job"]
+    path.write_bytes(msgspec.json.encode(task))
+    command = [*jobs.launch(case.ranks), sys.executable, "-m", f"{__package__}.job"]
     begin = f"{spec.name}, {case.ranks} ranks"
     for message in lines([*command, str(path)], shared / "job.log", settings.timeout_s):
         if "epoch" in message:
@@ -207,12 +182,10 @@ def lines(command: Sequence[str], log: Path, timeout_s: float) -> Iterator[Mappi
         )
 
 
-def measure_bandwidth(settings: ExchangeSettings, notify: Notify) -> list[Mapping[str, object]]:
-    """Measure rows to rows against a bare ring on two ranks, where that benchmark is there."""
-    if importlib.util.find_spec(BANDWIDTH) is None:
-        return []
+def measure_bandwidth(jobs: ExchangeJobs, notify: Notify) -> list[Mapping[str, object]]:
+    """Measure rows to rows against a bare ring on two ranks."""
     notify("bandwidth, rows to rows")
-    settings.directory.mkdir(parents=True, exist_ok=True)
-    command = [*settings.launch(2), sys.executable, "-m", BANDWIDTH, "--json"]
-    command += ["--directory", str(settings.directory)]
-    return list(lines(command, settings.shared / "bandwidth.log", BANDWIDTH_TIMEOUT_S))
+    jobs.directory.mkdir(parents=True, exist_ok=True)
+    command = [*jobs.launch(2), sys.executable, "-m", BANDWIDTH, "--json"]
+    command += ["--directory", str(jobs.directory)]
+    return list(lines(command, jobs.shared / "bandwidth.log", BANDWIDTH_TIMEOUT_S))

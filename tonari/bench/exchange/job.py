@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -28,20 +29,21 @@ Ways = dict[tuple[str, float], ExchangeWay]
 
 def main() -> None:
     """Measure; rank 0 writes a line of JSON an epoch."""
-    task = ExchangeTask.from_json(Path(sys.argv[1]).read_text())
+    task = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=ExchangeTask)
+    settings = task.settings
     torch.set_num_threads(1)
-    world = discover_world(timeout_s=task.timeout_s)
-    products = calibrate(task, world)
+    world = discover_world(timeout_s=settings.timeout_s)
+    products = calibrate(settings.step_s, world)
     send(world, {"progress": "staging"})
     ways = open_ways(task, world)
     actions: dict[Step, Callable[[], None]] = {
-        "sleep": lambda: time.sleep(task.step_s),
+        "sleep": lambda: time.sleep(settings.step_s),
         "product": lambda: multiply(products),
     }
     send(world, {"begun": {"products_a_step": products, "product_side": PRODUCT_SIDE}})
     order = list(ways)
-    for repeat in range(-1, task.repeats):
-        for step in task.steps:
+    for repeat in range(-1, settings.repeats):
+        for step in settings.steps:
             for name in order:
                 epoch = measure(name, ways[name], actions[step], world, step, repeat)
                 if repeat >= 0:  # The first round warms up.
@@ -56,12 +58,12 @@ def main() -> None:
 def open_ways(task: ExchangeTask, world: World) -> Ways:
     """Stage what each way needs. Collective."""
     ways: Ways = {("local", 0.0): Loaded(task, world, Local(), "local")}
-    for fraction in task.exchanges:
+    for fraction in task.settings.exchanges:
         shuffle = Partial(fraction)
         ways["exchange", fraction] = Loaded(task, world, shuffle, f"exchange-{fraction:g}")
-    if task.get:
-        ways["get", task.get] = Loaded(task, world, OneByOne(task.get), "get")
-    if task.shared_bytes_per_s:
+    if get := task.settings.get:
+        ways["get", get] = Loaded(task, world, OneByOne(get), "get")
+    if task.settings.shared_rate:
         ways["reread", 0.0] = Reread(task, world)
     return ways
 
@@ -107,7 +109,7 @@ def measure(
     )
 
 
-def calibrate(task: ExchangeTask, world: World) -> int:
+def calibrate(step_s: float, world: World) -> int:
     """Count the matrix products that fill a step while all ranks multiply; the same on all."""
     multiply(10)
     world.barrier(doing="calibrate the step")
@@ -117,7 +119,7 @@ def calibrate(task: ExchangeTask, world: World) -> int:
         multiply(10)
         looks.append((time.perf_counter() - started) / 10)
     # The median: what else the machine does now and then is not part of a step.
-    mine = np.array([task.step_s / float(np.median(looks))])
+    mine = np.array([step_s / float(np.median(looks))])
     total = world.allreduce(mine, op="sum", doing="agree on the step")
     return max(round(float(total[0]) / world.world_size), 1)
 

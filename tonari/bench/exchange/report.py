@@ -1,15 +1,19 @@
 """Epochs of an exchange benchmark -> medians, ratios to local, JSON, CSV, a table, a plot."""
 
-import csv
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tonari.bench.exchange.exchange import SETS, Case, ExchangeSettings
+from tonari.bench.exchange.exchange import SETS, ExchangeJobs, MeasuredExchange
 from tonari.bench.exchange.task import Epoch, Step
-from tonari.bench.loader.report import Json, spread
+from tonari.bench.outputs import Json, spread
 from tonari.report.machine import describe_machine
+from tonari.report.pictures import COLOURS, LIGHT
+from tonari.report.tables import Table, figure, to_csv
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 VERSION = 1
 GOALS = (("100k", 0.1, 1.03), ("100k", 0.3, 1.08), ("100k-20", 0.1, 1.05))
@@ -21,7 +25,7 @@ WAYS = ("local", "exchange", "get", "reread")
 Name = tuple[str, float]
 
 
-def rows(case: Case) -> list[Json]:
+def rows(case: MeasuredExchange) -> list[Json]:
     """Summarise every way and step of a case; every unit is in the key.
 
     ``ratio_to_local`` is the median of ratios within a repeat. ``cpu_s_per_gb`` is the processor
@@ -41,7 +45,7 @@ def _place(step: Step, name: Name) -> tuple[int, int, float]:
     return STEPS.index(step), WAYS.index(name[0]), name[1]
 
 
-def _row(case: Case, epochs: list[Epoch], local: Mapping[int, Epoch]) -> Json:
+def _row(case: MeasuredExchange, epochs: list[Epoch], local: Mapping[int, Epoch]) -> Json:
     pairs = [(epoch, local[epoch.repeat]) for epoch in epochs if epoch.repeat in local]
     moved = [(epoch, base) for epoch, base in pairs if epoch.sent_bytes]
     first = epochs[0]
@@ -57,8 +61,8 @@ def _row(case: Case, epochs: list[Epoch], local: Mapping[int, Epoch]) -> Json:
         "way": first.way,
         "fraction": first.fraction,
         "repeats": len(epochs),
-        "epoch_s": spread([e.epoch_s for e in epochs]),
-        "ratio_to_local": spread([epoch.epoch_s / base.epoch_s for epoch, base in pairs]),
+        "epoch_s": _spread([e.epoch_s for e in epochs]),
+        "ratio_to_local": _spread([epoch.epoch_s / base.epoch_s for epoch, base in pairs]),
         "epoch_end_s": middle([e.epoch_end_s for e in epochs]),
         "blocked_s": middle([e.blocked_s for e in epochs]),
         "overlap_fraction": middle([e.overlap_fraction for e, _ in moved]),
@@ -69,6 +73,10 @@ def _row(case: Case, epochs: list[Epoch], local: Mapping[int, Epoch]) -> Json:
         "cpu_s_per_gb": middle([(e.cpu_s - b.cpu_s) / (e.sent_bytes / 1e9) for e, b in moved]),
         "exact": all(e.exact for e in epochs),
     }
+
+
+def _spread(values: list[float]) -> Json | None:
+    return {**spread(values), "values": values} if values else None
 
 
 def goals(found: Sequence[Json]) -> list[Json]:
@@ -89,7 +97,9 @@ def goals(found: Sequence[Json]) -> list[Json]:
 
 
 def to_json(
-    settings: ExchangeSettings, cases: Sequence[Case], bandwidth: Sequence[Mapping[str, object]]
+    jobs: ExchangeJobs,
+    cases: Sequence[MeasuredExchange],
+    bandwidth: Sequence[Mapping[str, object]],
 ) -> Json:
     """Put everything into one document."""
     found = [row for case in cases for row in rows(case)]
@@ -97,9 +107,9 @@ def to_json(
         "benchmark": "exchange",
         "version": VERSION,
         "question": "epoch time on fresh samples, against epochs on a node's own samples",
-        "machine": describe_machine(settings.directory),
-        "step_s": settings.step_s,
-        "shared_bytes_per_s": settings.shared_bytes_per_s,
+        "machine": describe_machine(jobs.directory),
+        "step_s": jobs.settings.step_s,
+        "shared_bytes_per_s": jobs.settings.shared_rate * 1e6,
         "calibrated": [{"set": c.spec.name, "ranks": c.ranks, **c.step} for c in cases],
         "records": found,
         "goals": goals(found),
@@ -107,13 +117,10 @@ def to_json(
     }
 
 
-def write_csv(cases: Sequence[Case], path: Path) -> None:
+def epochs_csv(cases: Sequence[MeasuredExchange]) -> str:
     """Write a line a way, step and case; spreads as median, p10 and p90."""
     flat = [_flat(row) for case in cases for row in rows(case)]
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(flat[0]) if flat else ["set"])
-        writer.writeheader()
-        writer.writerows(flat)
+    return to_csv(list(flat[0]) if flat else ["set"], flat)
 
 
 def _flat(row: Json) -> Json:
@@ -127,20 +134,21 @@ def _flat(row: Json) -> Json:
     return flat
 
 
-def table(cases: Sequence[Case], bandwidth: Sequence[Mapping[str, object]] = ()) -> str:
+HEADS = (
+    "", "Q", "epoch s", "p10", "p90", "x local", "end ms", "MB/s", "MB", "messages", "overlap",
+    "CPU s/GB", "",
+)  # fmt: skip
+
+
+def table(cases: Sequence[MeasuredExchange], bandwidth: Sequence[Mapping[str, object]] = ()) -> str:
     """Write a table a case and step, the goals, and the bandwidth's records as they are."""
     lines: list[str] = []
     for case in cases:
         found = rows(case)
         for step in dict.fromkeys(row["step"] for row in found):
-            lines += [
-                f"{case.spec.name}: {case.ranks} ranks, {case.spec.num_steps} steps an epoch, "
-                f"step: {step}",
-                f"  {'':10}{'Q':>6}{'epoch s':>9}{'p10':>8}{'p90':>8}{'x local':>9}{'end ms':>9}"
-                f"{'MB/s':>8}{'MB':>8}{'messages':>10}{'overlap':>9}{'CPU s/GB':>10}",
-            ]
-            lines += [_line(_flat(row)) for row in found if row["step"] == step]
-            lines.append("")
+            cells = [_cells(_flat(row)) for row in found if row["step"] == step]
+            title = f"{case.spec.name}: {case.ranks} ranks, {case.spec.num_steps} steps an epoch"
+            lines += [*Table(HEADS, cells, f"{title}, step: {step}").text(), ""]
     for goal in goals([row for case in cases for row in rows(case)]):
         verdict = "reached" if goal["reached"] else "NOT reached"
         lines.append(
@@ -160,57 +168,58 @@ def _words(record: Mapping[str, object]) -> str:
     return ", ".join(parts)
 
 
-def _line(row: Json) -> str:
-    def show(name: str, form: str, factor: float = 1.0, absent: str = "-") -> str:
-        value = row[name]
-        width = int(form.split(".")[0].lstrip(">").rstrip(","))
-        return (
-            f"{value * factor:{form}}" if isinstance(value, (int, float)) else absent.rjust(width)
-        )
-
-    fraction = f"{row['fraction']:g}" if row["way"] in ("exchange", "get") else ""
-    wrong = "" if row["exact"] else "  WRONG: samples were lost or repeated"
-    return (
-        f"  {row['way']:10}{fraction:>6}{show('epoch_s_median', '>9.3f')}"
-        f"{show('epoch_s_p10', '>8.3f')}{show('epoch_s_p90', '>8.3f')}"
-        f"{show('ratio_to_local_median', '>9.3f')}{show('epoch_end_s', '>9.1f', 1e3)}"
-        f"{show('rate_bytes_per_s', '>8.1f', 1e-6)}{show('sent_bytes_per_rank', '>8.0f', 1e-6)}"
-        f"{show('messages_per_rank', '>10.0f')}{show('overlap_fraction', '>9.2f')}"
-        f"{show('cpu_s_per_gb', '>10.2f')}{wrong}"
-    )
-
-
-def plot(cases: Sequence[Case], path: Path) -> None:
-    """Draw epoch time over Q with p10 and p90, beside the other ways."""
-    from matplotlib.figure import Figure
-
-    panels = [
-        (case, step, [_flat(row) for row in rows(case) if row["step"] == step])
-        for case in cases
-        for step in dict.fromkeys(epoch.step for epoch in case.epochs)
+def _cells(row: Json) -> list[str]:
+    return [
+        str(row["way"]),
+        f"{row['fraction']:g}" if row["way"] in ("exchange", "get") else "",
+        figure(row["epoch_s_median"], ".3f"),
+        figure(row["epoch_s_p10"], ".3f"),
+        figure(row["epoch_s_p90"], ".3f"),
+        figure(row["ratio_to_local_median"], ".3f"),
+        figure(row["epoch_end_s"], ".1f", of=1e-3),
+        figure(row["rate_bytes_per_s"], ".1f", of=1e6),
+        figure(row["sent_bytes_per_rank"], ".0f", of=1e6),
+        figure(row["messages_per_rank"], ".0f"),
+        figure(row["overlap_fraction"], ".2f"),
+        figure(row["cpu_s_per_gb"], ".2f"),
+        "" if row["exact"] else "WRONG: samples were lost or repeated",
     ]
-    figure = Figure(figsize=(6.5, 3 * max(len(panels), 1)), layout="constrained")
-    axes = figure.subplots(max(len(panels), 1), 1, squeeze=False)
-    for (case, step, found), (axis,) in zip(panels, axes, strict=False):
-        for way, color in (("exchange", "tab:blue"), ("get", "tab:orange")):
+
+
+def inches(cases: Sequence[MeasuredExchange]) -> tuple[float, float]:
+    """Find the size of what `draw` draws."""
+    return 6.5, 3 * max(len(_panels(cases)), 1)
+
+
+def draw(drawn: "Figure", cases: Sequence[MeasuredExchange]) -> None:
+    """Draw epoch time over Q with p10 and p90, beside the other ways."""
+    panels = _panels(cases)
+    grid = drawn.subplots(max(len(panels), 1), 1, squeeze=False)
+    for (title, found), (axes,) in zip(panels.items(), grid, strict=False):
+        for way, colour in (("exchange", COLOURS[1]), ("get", COLOURS[4])):
             shown = [row for row in found if row["way"] == way]
             # float[3, points]
             low, middle, high = np.array(
                 [[row[f"ratio_to_local_{p}"] for row in shown] for p in ("p10", "median", "p90")],
                 float,
             )
-            axis.errorbar(
+            axes.errorbar(
                 [row["fraction"] for row in shown], middle, yerr=[middle - low, high - middle],
-                marker="o", capsize=3, color=color, label=way,
+                marker="o", capsize=3, color=colour, label=way,
             )  # fmt: skip
         for row in found:
             if row["way"] == "reread":
-                axis.axhline(row["ratio_to_local_median"], color="tab:red", ls=":", label="reread")
-        axis.axhline(1.0, color="gray", lw=0.8)
-        axis.set_title(
-            f"{case.spec.name}: {case.ranks} ranks, {case.spec.num_steps} steps, {step}", loc="left"
-        )
-        axis.set_xlabel("exchanged fraction Q")
-        axis.set_ylabel("epoch time / local")
-        axis.legend()
-    figure.savefig(path)
+                axes.axhline(row["ratio_to_local_median"], color=COLOURS[0], ls=":", label="reread")
+        axes.axhline(1.0, color=LIGHT["text"], lw=0.8)
+        axes.set(title=title, xlabel="exchanged fraction Q", ylabel="epoch time / local")
+        axes.legend()
+
+
+def _panels(cases: Sequence[MeasuredExchange]) -> dict[str, list[Json]]:
+    return {
+        f"{case.spec.name}: {case.ranks} ranks, {case.spec.num_steps} steps, {step}": [
+            _flat(row) for row in rows(case) if row["step"] == step
+        ]
+        for case in cases
+        for step in dict.fromkeys(epoch.step for epoch in case.epochs)
+    }

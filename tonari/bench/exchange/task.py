@@ -1,12 +1,31 @@
 """What is asked of the ranks of an exchange benchmark, and what they answer, as lines of JSON."""
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from typing_extensions import Self
+import tyro
 
 Step = Literal["sleep", "product"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeSettings:
+    """What is measured of each set, as flags of the command."""
+
+    exchanges: tuple[float, ...] = (0.0, 0.05, 0.1, 0.3, 0.5, 1.0)
+    """Fractions Q of a rank's rows that are exchanged each epoch."""
+    get: float = 0.1
+    """Fraction fetched by one message a sample; 0 skips that way."""
+    shared_rate: float = 200.0
+    """MB/s of the shared directory, all ranks together; 0 skips the way that reads it."""
+    steps: tuple[Step, ...] = ("sleep", "product")
+    """How a step is emulated."""
+    step_s: Annotated[float, tyro.conf.arg(name="step")] = 0.02
+    """Seconds that a step lasts."""
+    repeats: int = 5
+    """Epochs measured of each, beside a first that warms up."""
+    timeout_s: Annotated[float, tyro.conf.arg(name="timeout")] = 300.0
+    """Seconds without a sign of life after which a job is ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,46 +33,22 @@ class ExchangeTask:
     """One job: every way of getting samples, on the same ranks, an epoch each.
 
     Attributes:
+        settings: What is measured.
         rows_per_rank: Samples that each rank trains in an epoch.
         row_bytes: Size of each sample.
         batch_size: Rows a step.
-        exchanges: Fractions Q of the exchange.
-        get: Fraction that is fetched with one message a sample; if 0, this way is skipped.
-        shared_bytes_per_s: Bandwidth of the shared directory for all ranks together; if 0, the way
-            that reads it is skipped.
-        steps: How a training step is emulated.
-        step_s: How long one lasts.
-        repeats: Epochs measured of each, after a first one that warms up.
         cache: Directory of this node, the same path on each.
         shared: Directory that all ranks see.
-        timeout_s: Longest wait for another rank.
         seed: Of contents and order.
     """
 
+    settings: ExchangeSettings
     rows_per_rank: int
     row_bytes: int
     batch_size: int
-    exchanges: tuple[float, ...]
-    get: float
-    shared_bytes_per_s: float
-    steps: tuple[Step, ...]
-    step_s: float
-    repeats: int
     cache: str
     shared: str
-    timeout_s: float = 60.0
     seed: int = 0
-
-    def to_json(self) -> str:
-        """Write it as JSON, for the ranks."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote."""
-        fields = json.loads(text)
-        lists = {name: tuple(v) for name, v in fields.items() if isinstance(v, list)}
-        return cls(**{**fields, **lists})
 
 
 @dataclass(frozen=True, kw_only=True)

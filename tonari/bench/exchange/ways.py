@@ -227,7 +227,7 @@ class Reread:
         self._task, self._world = task, world
         self._path = Path(task.shared) / "samples.bin"
         self._throttle = Throttle(
-            str(Path(task.shared) / "throttle"), bytes_per_s=task.shared_bytes_per_s
+            str(Path(task.shared) / "throttle"), bytes_per_s=task.settings.shared_rate * 1e6
         )
         if world.rank == 0:
             block = generator(key(task.seed, "contents")).bytes(task.row_bytes)

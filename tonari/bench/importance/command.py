@@ -1,16 +1,16 @@
 """`tonari bench importance`: what leaving samples out costs."""
 
-import json
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
+
+import tyro
 
 from tonari.bench.importance.questions import QUESTIONS, QuestionSettings
 from tonari.bench.notify import notify_on_stderr
-from tonari.outputs import check_output
+from tonari.bench.outputs import DocumentOutputs
 from tonari.report.machine import describe_machine
 
 
@@ -21,8 +21,8 @@ class BenchImportance:
     "selection" is the time that a policy takes over all rows of one rank, once an epoch.
     "threshold" compares the rows that several pools choose together with those that sorting all
     their scores gives: `lowest` must choose the same, percentiles come near. "feedback" is an
-    epoch's time a step with outcome and report, over that of the same steps without; they take
-    turns. A step sleeps, or on a GPU multiplies matrices as long.
+    epoch's time a step with outcome and report, over that of the same steps without, measured
+    alternately. A step sleeps, or on a GPU multiplies matrices as long.
 
     `tonari bench importance --rows 1000000` gives an impression in a minute.
 
@@ -33,44 +33,21 @@ class BenchImportance:
         "selection", "threshold", "feedback",
     )  # fmt: skip
     """What to measure."""
-    rows: int = 10_000_000
-    """Rows to select among."""
-    pools: int = 4
-    """Pools that agree on a threshold."""
-    repeats: int = 7
-    """Of each selection; of an epoch, three times as many."""
-    steps: int = 25
-    """Of an epoch."""
-    step: float = 0.02
-    """Seconds that a step lasts."""
-    device: str = "cpu"
-    """Where the steps run, such as cuda."""
-    directory: Path | None = None
-    """For the cache; it is removed. Left out: the temporary directory."""
-    json: bool = False
-    """Print one JSON document, nothing else on stdout."""
-    json_file: Path | None = None
-    """Write that document here."""
+    settings: tyro.conf.OmitArgPrefixes[QuestionSettings] = field(default_factory=QuestionSettings)
+    outputs: tyro.conf.OmitArgPrefixes[DocumentOutputs] = field(default_factory=DocumentOutputs)
 
     def __post_init__(self) -> None:
-        if min(self.repeats, self.pools, self.steps) < 1 or not self.step > 0:
+        of = self.settings
+        if min(of.repeats, of.pools, of.steps) < 1 or not of.step_s > 0:
             raise ValueError("--repeats, --pools and --steps must be >= 1, and --step > 0")
-        if self.rows < max(10, self.pools):
-            raise ValueError(f"--rows is {self.rows}, must be >= 10, and a row for every pool")
+        if of.rows < max(10, of.pools):
+            raise ValueError(f"--rows is {of.rows}, must be >= 10, and a row for every pool")
 
 
 def bench_importance(options: BenchImportance) -> int:
     """Run the command."""
-    check_output("--json-file", options.json_file)
-    settings = QuestionSettings(
-        rows=options.rows,
-        pools=options.pools,
-        repeats=options.repeats,
-        steps=options.steps,
-        step_s=options.step,
-        device=options.device,
-        directory=options.directory or Path(tempfile.gettempdir()),
-    )
+    options.outputs.check()
+    settings = options.settings
     settings.directory.mkdir(parents=True, exist_ok=True)
     found: list[Mapping[str, object]] = []
     try:
@@ -80,9 +57,7 @@ def bench_importance(options: BenchImportance) -> int:
     finally:
         # An interrupted run keeps what it finished.
         document = {"machine": describe_machine(settings.directory), "results": found}
-        if options.json_file is not None:
-            options.json_file.write_text(json.dumps(document, indent=1) + "\n")
-        print(json.dumps(document) if options.json else table(found))
+        options.outputs.write(document, partial(table, found))
     wrong = [figures for figures in found if figures.get("lowest_wrong_rows")]
     for figures in wrong:
         sys.stderr.write(
@@ -93,7 +68,7 @@ def bench_importance(options: BenchImportance) -> int:
 
 
 def table(found: Sequence[Mapping[str, object]]) -> str:
-    """Say each result in a line."""
+    """Write each result in a line."""
     return "\n".join(_LINES[str(figures["question"])].format(**figures) for figures in found)
 
 
@@ -110,6 +85,6 @@ _LINES = {
     "feedback": (
         "feedback  {device}: {ratio:.4f} x a step without [{ratio_p10:.4f}, {ratio_p90:.4f}]; "
         "outcome and report {report_cpu_us:.0f} CPU us [{report_cpu_us_p10:.0f}, "
-        "{report_cpu_us_p90:.0f}] of a step of {told_step_ms:.2f} ms"
+        "{report_cpu_us_p90:.0f}] of a step of {reported_step_ms:.2f} ms"
     ),
 }

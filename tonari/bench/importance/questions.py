@@ -10,15 +10,16 @@ every repeat.
 `tonari bench importance` runs it.
 """
 
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+import tyro
 from numpy.typing import NDArray
 
 from dataio import Array, Int, Loader, Reports
@@ -37,6 +38,7 @@ from dataio.world import World, run_threads, single_world, thread_worlds
 from importance import make_policy, outcome, policies
 from importance.threshold import key_bits, loss_keys, lowest, percentiles
 from tonari.bench.generated import Generated
+from tonari.bench.outputs import spread
 
 BATCH = 256
 NUM_CLASSES = 100
@@ -47,25 +49,22 @@ Figures = dict[str, object]
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionSettings:
-    """What is measured.
-
-    Attributes:
-        rows: Of all pools together.
-        pools: That agree on a threshold.
-        repeats: Of each measurement; of an epoch, three times as many.
-        steps: Of an epoch.
-        step_s: That each lasts.
-        device: Where the steps run.
-        directory: For the cache; removed.
-    """
+    """What is measured, as flags of the command."""
 
     rows: int = 10_000_000
+    """Rows to select among, of all pools together."""
     pools: int = 4
+    """Pools that agree on a threshold."""
     repeats: int = 7
+    """Of each selection; of an epoch, three times as many."""
     steps: int = 25
-    step_s: float = 0.02
+    """Of an epoch."""
+    step_s: Annotated[float, tyro.conf.arg(name="step")] = 0.02
+    """Seconds that a step lasts."""
     device: str = "cpu"
+    """Where the steps run, such as cuda."""
     directory: Path = Path(tempfile.gettempdir())
+    """For the cache; it is removed."""
 
 
 def make_scores(num_rows: int, columns: tuple[ScoreColumn, ...]) -> Scores:
@@ -226,7 +225,7 @@ def measure_feedback(settings: QuestionSettings) -> Figures:
         "repeats": repeats,
         **_spread("ratio", (reported / plain).tolist()),
         **_spread("plain_step_ms", (1e3 * plain).tolist()),
-        **_spread("told_step_ms", (1e3 * reported).tolist()),
+        **_spread("reported_step_ms", (1e3 * reported).tolist()),
         "step_s": settings.step_s,
         **_spread("report_cpu_us", [1e6 * s for s in report_s[settings.steps :]]),
     }
@@ -265,8 +264,8 @@ def _epoch_s(
 
 
 def _spread(name: str, values: list[float]) -> Figures:
-    p10, p90 = np.percentile(values, [10, 90]).tolist()
-    return {name: statistics.median(values), f"{name}_p10": p10, f"{name}_p90": p90}
+    found = spread(values)
+    return {name: found["median"], f"{name}_p10": found["p10"], f"{name}_p90": found["p90"]}
 
 
 QUESTIONS: dict[str, Callable[[QuestionSettings], Iterator[Figures]]] = {

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+import tyro
 from numpy.typing import NDArray
 
 from tonari.bench.loader.contenders import Contender
@@ -16,35 +17,43 @@ Temperature = Literal["warm", "cold"]
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSettings:
-    """What is measured.
+    """How loaders are measured, as flags of the command."""
+
+    ranks: tuple[int, ...] = (1,)
+    """Ranks on this node, such as `--ranks 1 2 4`. tonari-exchanged is measured with 1 only."""
+    workers: tuple[int, ...] = (0, 2)
+    """Worker processes a rank, or threads where a loader has threads."""
+    temperatures: tuple[Temperature, ...] = ("warm",)
+    """Page cache: warm, or cold: each repeat opens the loader anew, its files evicted before."""
+    repeats: int = 5
+    """Epochs measured of each contender, beside the first."""
+    round_s: tyro.conf.Suppress[float] = 0.5
+    """Where warm, a repeat is as many epochs as fill this time."""
+    time_limit_s: Annotated[float, tyro.conf.arg(name="time-limit")] = 3600.0
+    """Seconds after which nothing new is begun."""
+    timeout_s: Annotated[float, tyro.conf.arg(name="timeout")] = 600.0
+    """Seconds that a contender may take to prepare a set, to open, or for an epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderJob:
+    """What is measured, and where.
 
     Attributes:
+        settings: How.
         sets: The sets, scaled.
         contenders: The loaders and limits to measure.
-        ranks: Numbers of ranks on this node, each measured on its own.
-        workers: Numbers of worker processes or threads a rank; all are measured together.
-        temperatures: Whether the page cache holds the files.
-        repeats: Measurements of each contender.
-        round_s: Where warm, a repeat is as many epochs as fill this time.
-        time_limit_s: Time after which nothing new is begun.
         directory: For the sets and every form of them.
         environments: Where the peers' environments are.
         keep: Whether the sets are kept for the next run.
-        timeout_s: Longest wait for a contender's answer.
     """
 
+    settings: LoaderSettings
     sets: Sequence[SampleSet]
     contenders: Sequence[Contender]
-    ranks: Sequence[int]
-    workers: Sequence[int]
-    temperatures: Sequence[Temperature]
-    repeats: int
-    time_limit_s: float
     directory: Path
     environments: Path
-    round_s: float = 0.5
     keep: bool = False
-    timeout_s: float = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,15 +6,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tonari.bench.errors import BenchError
 from tonari.bench.loader.contenders import Contender
 from tonari.bench.loader.environments import interpreter, versions
-from tonari.bench.loader.figures import LoaderSettings
+from tonari.bench.loader.figures import LoaderJob
 from tonari.bench.loader.launch import prepare
 from tonari.bench.loader.peers.harness import PeerTask
 from tonari.bench.loader.peers.shards import write_tars
 from tonari.bench.loader.sets import SampleSet, make_set, open_set
 from tonari.bench.notify import Notify
+from tonari.errors import CommandError
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Form:
 
 
 def make_forms(
-    settings: LoaderSettings, spec: SampleSet, deadline: float, notify: Notify
+    job: LoaderJob, spec: SampleSet, deadline: float, notify: Notify
 ) -> tuple[dict[str, Form], dict[str, str]]:
     """Let every contender make its form of a set.
 
@@ -38,10 +38,10 @@ def make_forms(
     """
     prepared: dict[str, Form] = {}
     problems: dict[str, str] = {}
-    for contender in settings.contenders:
+    for contender in job.contenders:
         if spec.kind not in contender.sets:
             continue
-        python = interpreter(contender, settings.environments)
+        python = interpreter(contender, job.environments)
         if python is None:
             problems[contender.name] = "not installed"
             continue
@@ -50,30 +50,30 @@ def make_forms(
             continue
         notify(f"{spec.name}: preparing {contender.name}")
         try:
-            prepared[contender.name] = _prepare(settings, contender, python, spec)
-        except BenchError as error:
+            prepared[contender.name] = _prepare(job, contender, python, spec)
+        except CommandError as error:
             problems[contender.name] = str(error)
             notify(str(error))
     return prepared, problems
 
 
-def _prepare(settings: LoaderSettings, contender: Contender, python: Path, spec: SampleSet) -> Form:
+def _prepare(job: LoaderJob, contender: Contender, python: Path, spec: SampleSet) -> Form:
     own = spec.doubled() if contender.nodes > 1 else spec
-    source = settings.directory / f"{own.name}-set"
+    source = job.directory / f"{own.name}-set"
     make_set(own, source)
-    directory = settings.directory / f"{own.name}-{contender.name}"
+    directory = job.directory / f"{own.name}-{contender.name}"
     form = Form(contender, python, directory, source, own)
     report = Path(f"{directory}.json")
     stamp = Path(f"{directory}.of.json")
-    made_of = json.dumps([str(own), versions(contender, settings.environments)])
+    made_of = json.dumps([str(own), versions(contender, job.environments)])
     if report.exists() and stamp.exists() and stamp.read_text() == made_of:
         return form
-    for path in (directory, *settings.directory.glob(f"{directory.name}.*")):
+    for path in (directory, *job.directory.glob(f"{directory.name}.*")):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     if contender.kind == "ours":
         _make_tars(source)
     task = PeerTask(source=str(source), prepared=str(directory), batch_size=own.batch_size)
-    prepare(contender, python, task, timeout_s=settings.timeout_s)
+    prepare(contender, python, task, timeout_s=job.settings.timeout_s)
     stamp.write_text(made_of)
     return form
 

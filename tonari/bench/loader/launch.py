@@ -2,17 +2,16 @@
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from tonari.bench.errors import BenchError
 from tonari.bench.loader.contenders import Contender
 from tonari.bench.loader.peers.harness import PeerTask
+from tonari.mpi import mpiexec_command
 
 PACKAGE = __name__.partition(".")[0]
 ROOT = Path(__file__).parents[__name__.count(".")]
@@ -21,7 +20,7 @@ LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_", "SLURM_", "TONAR
 
 
 def prepare(contender: Contender, python: Path, task: PeerTask, *, timeout_s: float) -> None:
-    """Let a contender turn the set into its own form. Blocks.
+    """Let a contender make its own form of the set. Blocks.
 
     Raises:
         BenchError: If it fails or takes too long.
@@ -64,7 +63,7 @@ def commands(
         return [([*program, replace(task, rank=rank).to_json()], env) for rank in range(num_ranks)]
     if contender.nodes > 1:
         env["TONARI_RANKS_PER_NODE"] = "1"
-    launch = [mpiexec(), "-n", str(num_ranks)] if num_ranks > 1 else []
+    launch = mpiexec_command(num_ranks) if num_ranks > 1 else []
     return [([*launch, *program, task.to_json()], env)]
 
 
@@ -78,18 +77,6 @@ def _import_root(contender: Contender, directory: Path) -> Path:
     if not link.is_symlink():
         link.symlink_to(ROOT / PACKAGE)
     return only
-
-
-def mpiexec() -> str:
-    """Find the MPI launcher: beside this Python, else on PATH."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if found is None:
-        raise BenchError(
-            "mpiexec: found neither beside this Python nor on PATH, expected it to start several "
-            "ranks of ours; pip install 'tonari[mpi-bundled]', or load your site's MPI module"
-        )
-    return found
 
 
 def free_port() -> socket.socket:

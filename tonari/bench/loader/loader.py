@@ -14,47 +14,50 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
-from tonari.bench.errors import BenchError
 from tonari.bench.loader.environments import versions
-from tonari.bench.loader.figures import LoaderRecord, LoaderSettings, Temperature
+from tonari.bench.loader.figures import LoaderJob, LoaderRecord, LoaderSettings, Temperature
 from tonari.bench.loader.forms import Form, make_forms, own_directory
 from tonari.bench.loader.peers.harness import PeerTask
 from tonari.bench.loader.processes import disk_bytes, evict, resident_fraction
 from tonari.bench.loader.session import ContenderSession
 from tonari.bench.loader.sets import SampleSet
 from tonari.bench.notify import Notify
+from tonari.errors import CommandError
+
+Measured = TypeVar("Measured")
 
 
-def measure_loaders(settings: LoaderSettings, notify: Notify) -> Iterator[LoaderRecord]:
+def measure_loaders(job: LoaderJob, notify: Notify) -> Iterator[LoaderRecord]:
     """Measure, set by set and case by case.
 
     Args:
-        settings: What.
+        job: What, and where.
         notify: Receives progress.
 
     Yields:
         Every contender's record in every case, those that cannot run included.
     """
-    deadline = time.monotonic() + settings.time_limit_s
-    for spec in settings.sets:
+    settings, deadline = job.settings, time.monotonic() + job.settings.time_limit_s
+    for spec in job.sets:
         notify(f"{spec.name}: {spec.num_samples:,} samples, generating and converting")
-        prepared, problems = make_forms(settings, spec, deadline, notify)
+        prepared, problems = make_forms(job, spec, deadline, notify)
         for ranks in settings.ranks:
             for temperature in settings.temperatures:
                 if time.monotonic() > deadline:
                     notify(f"{spec.name}, {ranks} ranks, {temperature}: skipped, the time is up")
                     continue
                 yield from _measure_case(
-                    settings, spec, prepared, problems, ranks, temperature, deadline, notify
+                    job, spec, prepared, problems, ranks, temperature, deadline, notify
                 )
-        if not settings.keep:
-            for path in settings.directory.glob(f"{spec.name}-*"):
+        if not job.keep:
+            for path in job.directory.glob(f"{spec.name}-*"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _measure_case(
-    settings: LoaderSettings,
+    job: LoaderJob,
     spec: SampleSet,
     prepared: dict[str, Form],
     problems: dict[str, str],
@@ -65,14 +68,14 @@ def _measure_case(
 ) -> list[LoaderRecord]:
     records: list[LoaderRecord] = []
     running: list[tuple[LoaderRecord, Form]] = []
-    for contender in settings.contenders:
-        for workers in settings.workers:
+    for contender in job.contenders:
+        for workers in job.settings.workers:
             if not contender.suits(kind=spec.kind, ranks=ranks, workers=workers):
                 continue
             record = LoaderRecord(
                 set_name=spec.name, contender=contender.name, kind=contender.kind, ranks=ranks,
                 workers=workers, temperature=temperature,
-                versions=versions(contender, settings.environments),
+                versions=versions(contender, job.environments),
                 problem=problems.get(contender.name, ""),
             )  # fmt: skip
             records.append(record)
@@ -84,7 +87,7 @@ def _measure_case(
                 running.append((record, form))
     where = f"{spec.name}, {ranks} rank{'s' if ranks > 1 else ''}, {temperature}"
     measure = _measure_warm if temperature == "warm" else _measure_cold
-    measure(settings, running, deadline, lambda line: notify(f"{where}: {line}"))
+    measure(job.settings, running, deadline, lambda line: notify(f"{where}: {line}"))
     return records
 
 
@@ -103,16 +106,10 @@ def _measure_warm(
                 open_sessions.enter_context(session)
                 record.first = session.epoch(watch=True)
                 sessions.append((record, session))
-        for repeat in range(settings.repeats):
-            if time.monotonic() > deadline:
-                notify(f"{repeat} of {settings.repeats} repeats, the time limit has passed")
-                return
-            notify(f"repeat {repeat + 1} of {settings.repeats}")
-            first = repeat % max(len(sessions), 1)
-            for record, session in sessions[first:] + sessions[:first]:
-                if not record.problem:
-                    with _noting(record, notify):
-                        record.epochs.append(session.round(settings.round_s))
+        for record, session in _rounds(settings, sessions, deadline, notify):
+            if not record.problem:
+                with _noting(record, notify):
+                    record.epochs.append(session.round(settings.round_s))
 
 
 def _measure_cold(
@@ -121,22 +118,29 @@ def _measure_cold(
     deadline: float,
     notify: Notify,
 ) -> None:
+    for record, form in _rounds(settings, running, deadline, notify):
+        if record.problem:
+            continue
+        with _noting(record, notify):
+            directory = own_directory(form, record.workers)
+            record.eviction = evict(directory)
+            stayed = resident_fraction(directory)
+            record.resident_fraction = max(record.resident_fraction or 0.0, stayed)
+            with _session(settings, record, form) as session:
+                record.epochs.append(session.epoch())
+
+
+def _rounds(
+    settings: LoaderSettings, measured: list[Measured], deadline: float, notify: Notify
+) -> Iterator[Measured]:
+    """Yield each in every repeat, in an order that rotates, until the time limit."""
     for repeat in range(settings.repeats):
         if time.monotonic() > deadline:
             notify(f"{repeat} of {settings.repeats} repeats, the time limit has passed")
             return
         notify(f"repeat {repeat + 1} of {settings.repeats}")
-        first = repeat % max(len(running), 1)
-        for record, form in running[first:] + running[:first]:
-            if record.problem:
-                continue
-            with _noting(record, notify):
-                directory = own_directory(form, record.workers)
-                record.eviction = evict(directory)
-                stayed = resident_fraction(directory)
-                record.resident_fraction = max(record.resident_fraction or 0.0, stayed)
-                with _session(settings, record, form) as session:
-                    record.epochs.append(session.epoch())
+        first = repeat % max(len(measured), 1)
+        yield from measured[first:] + measured[:first]
 
 
 def _session(settings: LoaderSettings, record: LoaderRecord, form: Form) -> ContenderSession:
@@ -154,6 +158,6 @@ def _noting(record: LoaderRecord, notify: Notify) -> Iterator[None]:
     """Write a contender's failure into its record; the others continue."""
     try:
         yield
-    except BenchError as error:
+    except CommandError as error:
         record.problem = str(error)
         notify(str(error))

@@ -1,27 +1,22 @@
 """Records of loaders -> medians, ratios, one JSON document, CSV, a table, a plot."""
 
-import csv
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tonari.bench.loader.contenders import HEADLINE
-from tonari.bench.loader.figures import LoaderRecord, LoaderSettings
+from tonari.bench.loader.figures import LoaderJob, LoaderRecord
+from tonari.bench.outputs import Json, spread
 from tonari.report.machine import describe_machine
+from tonari.report.pictures import COLOURS
+from tonari.report.tables import UNKNOWN, Table, figure, to_csv
 
-Json = dict[str, object]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 VERSION = 1
-
-
-def spread(values: Sequence[float]) -> Json | None:
-    """Median, p10 and p90; None of nothing."""
-    if not values:
-        return None
-    low, middle, high = np.percentile(values, [10, 50, 90]).tolist()
-    return {"median": middle, "p10": low, "p90": high, "values": list(values)}
 
 
 def rates(record: LoaderRecord) -> list[float]:
@@ -90,7 +85,7 @@ def cases(records: Sequence[LoaderRecord]) -> dict[tuple[str, int, str], list[Lo
     return found
 
 
-def to_json(settings: LoaderSettings, records: Sequence[LoaderRecord]) -> Json:
+def to_json(job: LoaderJob, records: Sequence[LoaderRecord]) -> Json:
     """Put everything into one document.
 
     ``sets`` holds, by set, the specification and the ratios of the case that is asked for first:
@@ -103,7 +98,7 @@ def to_json(settings: LoaderSettings, records: Sequence[LoaderRecord]) -> Json:
         for (name, ranks, temperature), found in grouped.items()
     ]
     sets: Json = {}
-    for spec in settings.sets:
+    for spec in job.sets:
         of_set = [key for key in grouped if key[0] == spec.name]
         key = (spec.name, 1, "warm")
         chosen = key if key in grouped else next(iter(of_set), None)
@@ -119,8 +114,8 @@ def to_json(settings: LoaderSettings, records: Sequence[LoaderRecord]) -> Json:
         "benchmark": "loader",
         "version": VERSION,
         "question": "samples/s beside other loaders and beside the machine's limits",
-        "machine": describe_machine(settings.directory),
-        "repeats": settings.repeats,
+        "machine": describe_machine(job.directory),
+        "repeats": job.settings.repeats,
         "sets": sets,
         "cases": by_case,
         "records": [row(record) for record in records],
@@ -134,7 +129,7 @@ def row(record: LoaderRecord) -> Json:
     def middle(values: Callable[..., float]) -> float | None:
         return statistics.median(map(values, record.epochs)) if record.epochs else None
 
-    first = looked_at[0] if looked_at else None
+    first, taken = looked_at[0] if looked_at else None, rates(record) or None
     return {
         "set": record.set_name,
         "contender": record.contender,
@@ -149,7 +144,7 @@ def row(record: LoaderRecord) -> Json:
         "repeated": sum(figures.repeated for figures in looked_at),
         "mismatched": sum(figures.mismatched for figures in looked_at),
         "repeats": len(record.epochs),
-        "samples_per_s": spread(rates(record)),
+        "samples_per_s": taken and spread(taken) | {"values": taken},
         "first_epoch_samples_per_s": first.samples_per_s if first else None,
         "first_batch_s": _first_batch_s(record),
         "pss_bytes": record.first.pss_bytes if record.first else None,
@@ -169,78 +164,62 @@ def _first_batch_s(record: LoaderRecord) -> float | None:
     return statistics.median(figures.first_batch_s for figures in opened) if opened else None
 
 
-COLUMNS = [
-    "set",
-    "ranks",
-    "temperature",
-    "contender",
-    "workers",
-    "samples_per_s",
-    "p10",
-    "p90",
-    "first_epoch_samples_per_s",
-    "first_batch_s",
-    "pss_bytes",
-    "cpu_s_per_1000_samples",
-    "label_spread",
-    "prepare_s",
-    "source_bytes",
-    "cache_bytes",
-    "exact",
-    "lost",
-    "repeated",
-    "mismatched",
-    "problem",
-]
+COLUMNS = (
+    "set", "ranks", "temperature", "contender", "workers", "samples_per_s", "p10", "p90",
+    "first_epoch_samples_per_s", "first_batch_s", "pss_bytes", "cpu_s_per_1000_samples",
+    "label_spread", "prepare_s", "source_bytes", "cache_bytes", "exact", "lost", "repeated",
+    "mismatched", "problem",
+)  # fmt: skip
 
 
-def write_csv(records: Sequence[LoaderRecord], path: Path) -> None:
+def records_csv(records: Sequence[LoaderRecord]) -> str:
     """Write a line a record."""
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
-        writer.writeheader()
-        for record in records:
-            figures = row(record)
-            taken = spread(rates(record)) or {}
-            flat = {"samples_per_s": taken.get("median"), "p10": taken.get("p10")}
-            writer.writerow({**figures, **flat, "p90": taken.get("p90")})
+    return to_csv(COLUMNS, map(_flat, records))
+
+
+def _flat(record: LoaderRecord) -> Json:
+    taken = spread(rates(record)) if record.epochs else {}
+    return {**row(record), **taken, "samples_per_s": taken.get("median")}
+
+
+HEADS = (
+    "", "w", "samples/s", "p10", "p90", "epoch 1", "first s", "PSS MB", "CPU ms", "spread", "MB", ""
+)  # fmt: skip
 
 
 def table(records: Sequence[LoaderRecord]) -> str:
     """Write a table a case, the fastest first, and what ours is beside limit and best peer."""
     lines: list[str] = []
-    for (name, ranks, temperature), found in cases(records).items():
-        lines += [
-            f"{name}, {ranks} rank{'s' if ranks > 1 else ''}, {temperature}",
-            f"  {'':18}{'w':>2}{'samples/s':>11}{'p10':>11}{'p90':>11}{'epoch 1':>11}"
-            f"{'first s':>9}{'PSS MB':>8}{'CPU ms':>10}{'spread':>8}{'MB':>8}",
-        ]
+    for key, found in cases(records).items():
         ordered = sorted(found, key=lambda r: rate(r) if has_figures(r) else 0.0, reverse=True)
-        lines += [_line(record) for record in ordered]
+        lines += Table(HEADS, [_cells(record) for record in ordered], _title(*key)).text()
         lines += [f"  {_verdict(ratios(found))}", ""]
     return "\n".join(lines)
 
 
-def _line(record: LoaderRecord) -> str:
-    begin = f"  {record.contender:18}{record.workers:>2}"
+def _title(name: str, ranks: int, temperature: str) -> str:
+    return f"{name}, {ranks} rank{'s' if ranks > 1 else ''}, {temperature}"
+
+
+def _cells(record: LoaderRecord) -> list[str]:
+    begin = [record.contender, str(record.workers)]
     if not has_figures(record):
-        return f"{begin}  {record.problem or 'no time was left'}"
-    low, middle, high = np.percentile(rates(record), [10, 50, 90]).tolist()
-    figures = row(record)
-
-    def show(name: str, factor: float, form: str) -> str:
-        value = figures[name]
-        return f"{value * factor:{form}}" if isinstance(value, (int, float)) else "-".rjust(8)
-
-    wrong = "" if record.is_exact else f"  WRONG: {figures['lost']} lost, "
-    if wrong:
-        wrong += f"{figures['repeated']} repeated, {figures['mismatched']} mismatched"
-    return (
-        f"{begin}{middle:>11,.0f}{low:>11,.0f}{high:>11,.0f}"
-        f"{show('first_epoch_samples_per_s', 1, '>11,.0f')}{show('first_batch_s', 1, '>9.3f')}"
-        f"{show('pss_bytes', 1e-6, '>8,.0f')}{show('cpu_s_per_1000_samples', 1e3, '>10.2f')}"
-        f"{show('label_spread', 1, '>8.2f')}{show('cache_bytes', 1e-6, '>8,.0f')}{wrong}"
-    )
+        return [*begin, *[UNKNOWN] * 9, record.problem or "no time was left"]
+    of = _flat(record)
+    wrong = f"WRONG: {of['lost']} lost, {of['repeated']} repeated, {of['mismatched']} mismatched"
+    return [
+        *begin,
+        figure(of["samples_per_s"], ",.0f"),
+        figure(of["p10"], ",.0f"),
+        figure(of["p90"], ",.0f"),
+        figure(of["first_epoch_samples_per_s"], ",.0f"),
+        figure(of["first_batch_s"], ".3f"),
+        figure(of["pss_bytes"], ",.0f", of=1e6),
+        figure(of["cpu_s_per_1000_samples"], ".2f", of=1e-3),
+        figure(of["label_spread"], ".2f"),
+        figure(of["cache_bytes"], ",.0f", of=1e6),
+        "" if record.is_exact else wrong,
+    ]
 
 
 def _verdict(found: Json) -> str:
@@ -255,28 +234,30 @@ def _verdict(found: Json) -> str:
     return f"{who}: {against('limit')}; {against('best_peer')}"
 
 
-def plot(records: Sequence[LoaderRecord], path: Path) -> None:
-    """Draw the medians of every case as bars, with p10 and p90."""
-    from matplotlib.figure import Figure
+def drawn_cases(records: Sequence[LoaderRecord]) -> dict[str, list[LoaderRecord]]:
+    """Choose, by title, the cases that there is something to draw of."""
+    found = {_title(*key): list(filter(has_figures, case)) for key, case in cases(records).items()}
+    return {title: case for title, case in found.items() if case}
 
-    grouped = {key: [r for r in found if has_figures(r)] for key, found in cases(records).items()}
-    grouped = {key: found for key, found in grouped.items() if found}
-    colors = {"ours": "tab:blue", "peer": "tab:gray", "limit": "tab:orange"}
-    height = sum(0.25 * len(found) + 1 for found in grouped.values())
-    figure = Figure(figsize=(9, max(height, 2)), layout="constrained")
-    ratios_of_height = [len(found) + 2 for found in grouped.values()]
-    axes = figure.subplots(
-        max(len(grouped), 1), 1, squeeze=False, height_ratios=ratios_of_height or None
-    )
-    for ((name, ranks, temperature), found), (axis,) in zip(grouped.items(), axes, strict=False):
-        ordered = sorted(found, key=rate)
-        # float[bars, 3]
-        bars = np.array([np.percentile(rates(r), [10, 50, 90]) for r in ordered])
-        low, middle, high = bars.T
-        axis.barh(
+
+def inches(records: Sequence[LoaderRecord]) -> tuple[float, float]:
+    """Find the size of what `draw` draws."""
+    return 9, max(sum(0.25 * len(case) + 1 for case in drawn_cases(records).values()), 2)
+
+
+def draw(drawn: "Figure", records: Sequence[LoaderRecord]) -> None:
+    """Draw the medians of every case as bars, with p10 and p90."""
+    found = drawn_cases(records)
+    colours = dict(zip(("limit", "ours", "peer"), (COLOURS[4], COLOURS[1], "#8d949b"), strict=True))
+    heights = [len(case) + 2 for case in found.values()] or [1]
+    grid = drawn.subplots(len(heights), 1, squeeze=False, height_ratios=heights)
+    for (title, case), (axes,) in zip(found.items(), grid, strict=False):
+        ordered = sorted(case, key=rate)
+        # float[3, bars]
+        low, middle, high = np.array([np.percentile(rates(r), [10, 50, 90]) for r in ordered]).T
+        axes.barh(
             [f"{r.contender}, {r.workers}" for r in ordered], middle,
-            xerr=[middle - low, high - middle], color=[colors[r.kind] for r in ordered],
+            xerr=[middle - low, high - middle], color=[colours[r.kind] for r in ordered],
         )  # fmt: skip
-        axis.set_title(f"{name}, {ranks} rank{'s' if ranks > 1 else ''}, {temperature}", loc="left")
-        axis.set_xlabel("samples/s, median, p10 to p90; the number is of workers or threads")
-    figure.savefig(path)
+        axes.set_title(title)
+        axes.set_xlabel("samples/s, median, p10 to p90; the number is of workers or threads")

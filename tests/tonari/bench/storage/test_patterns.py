@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tonari.bench.errors import BenchError
-from tonari.bench.storage.patterns.calls import Calls, takes_direct
+from tonari.bench.storage.patterns.calls import TimedCalls, takes_direct
 from tonari.bench.storage.patterns.files import OwnFiles, footprint
 from tonari.bench.storage.patterns.measure import dataset_files
 from tonari.bench.storage.patterns.patterns import (
@@ -176,7 +176,7 @@ def test_threads_begin_together_and_each_is_timed_from_there():
         order.append(name)
         yield
 
-    tasks = [ReadTask(calls=Calls(0), work=partial(work, name=name)) for name in "ab"]
+    tasks = [ReadTask(calls=TimedCalls(0), work=partial(work, name=name)) for name in "ab"]
     timed = run_tasks(tasks, until=Deadline(60))
     assert sorted(order) == ["a", "b"]
     assert len(timed.seconds_of_thread) == 2

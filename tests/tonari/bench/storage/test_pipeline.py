@@ -14,11 +14,12 @@ import pytest
 from dataio import Bytes, Int
 from dataio.world import run_threads, thread_worlds
 from tonari.bench.errors import BenchError
+from tonari.bench.storage.patterns.files import PREFIX
 from tonari.bench.storage.results.results import Phase, Repeat, Results
 from tonari.bench.storage.site.counters import Moved
 from tonari.bench.storage.site.evidence import CacheVerdict
 from tonari.bench.storage.site.site import describe_site
-from tonari.bench.storage.training.own_set import PREFIX, own_directory
+from tonari.bench.storage.training.own_set import own_directory
 from tonari.bench.storage.training.pipeline import MEMORY, PipelineOptions, run_ways
 
 QUICK = PipelineOptions(

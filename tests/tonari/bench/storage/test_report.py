@@ -7,7 +7,7 @@ from PIL import Image, ImageColor
 
 from tests.browser import browse, needs_browser
 from tests.tonari.bench.storage.fabricated import NODES, make_results
-from tonari.bench.storage.report.drawing import COMPUTE, LOCAL, STATES, WAIT, WAYS, duration, rate
+from tonari.bench.storage.report.drawing import COMPUTE, LOCAL, STATES, WAIT, WAYS
 from tonari.bench.storage.report.epoch_plots import compute_s
 from tonari.bench.storage.report.report import (
     findings,
@@ -19,6 +19,7 @@ from tonari.bench.storage.report.report import (
 )
 from tonari.bench.storage.site.evidence import CacheVerdict
 from tonari.report.pictures import DARK, LIGHT
+from tonari.report.units import duration, rate
 
 KEYS = [
     "patterns", "scaling", "latencies", "fairness", "links", "epochs", "sums", "predictions",

@@ -68,7 +68,7 @@ def test_where_table_and_statfs_differ_statfs_is_believed_and_it_is_said(path, m
 def test_without_a_mount_table_statfs_names_the_filesystem():
     named, notes = name_of(filesystem_of(Path("/opt"), mountinfo=""), 0x47504653)
     assert named == "gpfs"
-    assert notes == ("no mount table tells of this path: the name is from statfs",)
+    assert notes == ("no mount table has this path: the name is from statfs",)
 
 
 @pytest.mark.parametrize(

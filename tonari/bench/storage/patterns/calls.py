@@ -15,7 +15,7 @@ Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
 
-class Calls:
+class TimedCalls:
     """Makes calls and keeps how long each took. One thread's.
 
     Args:
@@ -82,7 +82,7 @@ class Calls:
 
 def takes_direct(path: Path) -> bool:
     """Try whether a file of at least a page can be read with O_DIRECT."""
-    calls = Calls(mmap.PAGESIZE, direct=True)
+    calls = TimedCalls(mmap.PAGESIZE, direct=True)
     try:
         with calls.opened(path) as descriptor:
             calls.read(descriptor, 0, mmap.PAGESIZE, path)

@@ -1,14 +1,14 @@
 """The benchmark's own files: a directory of its own, filled by each rank, removed at the end."""
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from dataio.base.seeding import generator, key
+from dataio.world import World
 from tonari.bench.errors import BenchError
 from tonari.bench.storage.patterns.together import explain
 
@@ -191,6 +191,7 @@ def leftovers(directory: Path) -> Sequence[Path]:
     return sorted(directory.glob(f"{PREFIX}*"))
 
 
-def new_name() -> str:
-    """Make a directory's name that no other run has."""
-    return PREFIX + np.random.default_rng().bytes(6).hex()
+def agree_name(world: World) -> str:
+    """Draw a directory's name that no other run has. Collective."""
+    mine = secrets.token_hex(6).encode()
+    return PREFIX + world.allgather(mine, doing="naming files")[0].decode()

@@ -12,7 +12,7 @@ from dataio.source.expand import SHARD_SUFFIXES
 from dataio.world import World, launcher_name
 from tonari.bench.errors import BenchError
 from tonari.bench.notify import Notify
-from tonari.bench.storage.patterns.files import Footprint, footprint, leftovers, new_name
+from tonari.bench.storage.patterns.files import Footprint, agree_name, footprint, leftovers
 from tonari.bench.storage.patterns.network import measure_links
 from tonari.bench.storage.patterns.options import StorageOptions
 from tonari.bench.storage.patterns.patterns import (
@@ -23,7 +23,7 @@ from tonari.bench.storage.patterns.patterns import (
     PatternFiles,
 )
 from tonari.bench.storage.patterns.phase import PhaseJob, PhasePoint, measure_phase
-from tonari.bench.storage.patterns.target import Target, open_target
+from tonari.bench.storage.patterns.target import OpenTarget, open_target
 from tonari.bench.storage.patterns.threads import Deadline
 from tonari.bench.storage.patterns.together import agree
 from tonari.bench.storage.results.results import MeasuredLink, Phase, Results, Scaling
@@ -61,7 +61,7 @@ def measure_storage(
     spread, counts = agree(world, lambda: _check(world, options), doing="checking options")
     patterns = _patterns(world, options, spread)
     old = agree(world, lambda: [] if world.rank else _leftovers(directory), doing="looking")
-    name = world.allgather(new_name().encode(), doing="naming files")[0].decode()
+    name = agree_name(world)
     job = PhaseJob(
         world=world, nodes=names, until=until, repeats=options.repeats, direct=options.direct,
         seed=options.seed, tag=world.open_channel(),
@@ -186,7 +186,7 @@ def _leftovers(directory: Path) -> list[str]:
 
 
 def _points(
-    target: Target, patterns: Sequence[Pattern], counts: Sequence[int], options: StorageOptions
+    target: OpenTarget, patterns: Sequence[Pattern], counts: Sequence[int], options: StorageOptions
 ) -> Iterator[tuple[Pattern, PhasePoint]]:
     for pattern in patterns:
         if target.tier == "local" and pattern.name not in ON_LOCAL:
@@ -199,7 +199,7 @@ def _points(
 
 
 def _measured(
-    job: PhaseJob, shared: Target, local: Target, patterns: Sequence[Pattern],
+    job: PhaseJob, shared: OpenTarget, local: OpenTarget, patterns: Sequence[Pattern],
     counts: Sequence[int], options: StorageOptions, notify: Notify,
 ) -> list[Phase | None]:  # fmt: skip
     measured = []

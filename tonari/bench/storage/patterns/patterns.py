@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.source.storage.window import READ_BYTES
-from tonari.bench.storage.patterns.calls import Calls
+from tonari.bench.storage.patterns.calls import TimedCalls
 from tonari.bench.storage.patterns.files import WRITE_BYTES, OwnFiles, write_some
 from tonari.bench.storage.patterns.threads import Deadline, ReadTask, TimedReads, run_tasks
 from tonari.bench.storage.results.results import Temperature
@@ -134,7 +134,7 @@ class ShardReads:
         (path,) = self.paths(files, part)
         return [
             ReadTask(
-                calls=Calls(length, direct=part.direct),
+                calls=TimedCalls(length, direct=part.direct),
                 work=partial(
                     read_requests, path=path, num_bytes=num_bytes, length=length, chosen=chosen
                 ),
@@ -144,7 +144,7 @@ class ShardReads:
 
 
 def read_requests(
-    calls: Calls, *, path: Path, num_bytes: int, length: int, chosen: NDArray[np.int64]
+    calls: TimedCalls, *, path: Path, num_bytes: int, length: int, chosen: NDArray[np.int64]
 ) -> Iterator[None]:
     """Read some of a file's requests."""
     with calls.opened(path) as descriptor:
@@ -174,7 +174,7 @@ class FilePerSample:
         size = files.footprint.sample_bytes
         tasks = [
             ReadTask(
-                calls=Calls(size, direct=part.direct),
+                calls=TimedCalls(size, direct=part.direct),
                 work=partial(read_files, paths=[paths[number] for number in chosen.tolist()]),
             )
             for chosen in at_random(len(paths), part)
@@ -182,7 +182,7 @@ class FilePerSample:
         return run_tasks(tasks, until=until, least_s=least_s)
 
 
-def read_files(calls: Calls, *, paths: Sequence[Path]) -> Iterator[None]:
+def read_files(calls: TimedCalls, *, paths: Sequence[Path]) -> Iterator[None]:
     """Read whole files, each by one call, or by several where the buffer is smaller."""
     for path in paths:
         yield
@@ -212,7 +212,7 @@ class CheckpointBurst:
         self, files: OwnFiles, part: FilePart, *, until: Deadline, least_s: float
     ) -> TimedReads:
         writer = ReadTask(
-            calls=Calls(0),
+            calls=TimedCalls(0),
             work=partial(
                 write_checkpoint, path=files.checkpoint, num_bytes=files.footprint.checkpoint_bytes,
                 block=memoryview(part.rng.bytes(self.request_bytes(files))),
@@ -227,7 +227,7 @@ class CheckpointBurst:
 
 
 def write_checkpoint(
-    calls: Calls, *, path: Path, num_bytes: int, block: memoryview
+    calls: TimedCalls, *, path: Path, num_bytes: int, block: memoryview
 ) -> Iterator[None]:
     """Write a file and make it durable."""
     started = perf_counter()
@@ -269,7 +269,7 @@ class MetadataStorm:
         paths = files.samples(SHARED_BY_ALL)
         tasks = [
             ReadTask(
-                calls=Calls(0),
+                calls=TimedCalls(0),
                 work=partial(
                     storm, folder=paths[0].parent,
                     paths=[paths[number] for number in chosen.tolist()], own=files.storm,
@@ -280,7 +280,7 @@ class MetadataStorm:
         return run_tasks(tasks, until=until)
 
 
-def storm(calls: Calls, *, folder: Path, paths: Sequence[Path], own: Path) -> Iterator[None]:
+def storm(calls: TimedCalls, *, folder: Path, paths: Sequence[Path], own: Path) -> Iterator[None]:
     """List a directory, stat and open files, make and remove as many."""
     calls.time("list", os.listdir, folder)
     for path in paths:
@@ -329,7 +329,7 @@ class PatternFiles:
         paths = self.paths(files, part)
         tasks = [
             ReadTask(
-                calls=Calls(READ_BYTES),
+                calls=TimedCalls(READ_BYTES),
                 work=partial(read_files, paths=[paths[number] for number in chosen.tolist()]),
             )
             for chosen in in_order(len(paths), part)

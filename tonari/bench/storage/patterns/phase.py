@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dataio.base.seeding import generator, key
 from dataio.world import Topology, World
-from tonari.bench.storage.patterns.calls import Calls
+from tonari.bench.storage.patterns.calls import TimedCalls
 from tonari.bench.storage.patterns.patterns import (
     READS,
     SHARED_BY_ALL,
@@ -22,7 +22,7 @@ from tonari.bench.storage.patterns.patterns import (
     ShardReads,
     read_files,
 )
-from tonari.bench.storage.patterns.target import Target
+from tonari.bench.storage.patterns.target import OpenTarget
 from tonari.bench.storage.patterns.threads import Deadline, TimedReads
 from tonari.bench.storage.patterns.together import agree, gather
 from tonari.bench.storage.results.results import Phase, Repeat, Temperature
@@ -106,7 +106,7 @@ def choose_clients(topology: Topology, clients: int) -> list[int]:
 
 
 def measure_phase(
-    job: PhaseJob, target: Target, pattern: Pattern, point: PhasePoint
+    job: PhaseJob, target: OpenTarget, pattern: Pattern, point: PhasePoint
 ) -> Phase | None:
     """Run a phase. Collective.
 
@@ -151,7 +151,7 @@ def _part(
 
 
 def _repeat(
-    job: PhaseJob, target: Target, pattern: Pattern, part: FilePart | None, wanted: Temperature
+    job: PhaseJob, target: OpenTarget, pattern: Pattern, part: FilePart | None, wanted: Temperature
 ) -> list[_Outcome]:
     """Run a phase once. Collective.
 
@@ -191,7 +191,7 @@ def fill(paths: Sequence[Path]) -> None:
     """Read files until no more of them comes into memory: some clients keep a part of each read."""
     held = -1
     for _ in range(MOST_FILLS):
-        for _ in read_files(Calls(1 << 20), paths=paths):
+        for _ in read_files(TimedCalls(1 << 20), paths=paths):
             pass
         seen = resident_bytes(paths)
         if seen.bytes_resident is None or not held < seen.bytes_resident < seen.bytes_in_files:
@@ -200,8 +200,9 @@ def fill(paths: Sequence[Path]) -> None:
 
 
 def _evidence(
-    job: PhaseJob, target: Target, pattern: Pattern, part: FilePart, watch: Watch, timed: TimedReads
-) -> Evidence:
+    job: PhaseJob, target: OpenTarget, pattern: Pattern, part: FilePart, watch: Watch,
+    timed: TimedReads,
+) -> Evidence:  # fmt: skip
     world = job.world
     nodes = world.topology.node_of_rank
     own = pattern.name != "dataset" and target.tier == "shared"
@@ -217,7 +218,7 @@ def _evidence(
 
 
 def _judged(
-    job: PhaseJob, target: Target, ranks: Sequence[int], outcomes: Sequence[_Outcome]
+    job: PhaseJob, target: OpenTarget, ranks: Sequence[int], outcomes: Sequence[_Outcome]
 ) -> Repeat:
     seen: defaultdict[int, list[Evidence]] = defaultdict(list)
     for rank, outcome in zip(ranks, outcomes, strict=True):
@@ -237,7 +238,7 @@ def _judged(
 
 def _notes(
     job: PhaseJob,
-    target: Target,
+    target: OpenTarget,
     pattern: Pattern,
     point: PhasePoint,
     outcomes: Sequence[list[_Outcome]],

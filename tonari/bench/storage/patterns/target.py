@@ -22,7 +22,7 @@ VISIBLE_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class OpenTarget:
     """A directory under measurement, as one rank sees it.
 
     Attributes:
@@ -43,7 +43,7 @@ class Target:
 @contextlib.contextmanager
 def open_target(
     world: World, directory: Path, tier: Tier, *, name: str, footprint: Footprint, seed: int
-) -> Iterator[Target]:
+) -> Iterator[OpenTarget]:
     """Write files into a directory, and remove them however the block ends. Collective.
 
     Args:
@@ -72,7 +72,7 @@ def open_target(
         direct = agree(
             world, lambda: takes_direct(files.shard(world.rank)), doing="trying O_DIRECT"
         )
-        yield Target(
+        yield OpenTarget(
             tier=tier, files=files, site=site, takes_direct=direct,
             sites=[sites[ranks[0]] for ranks in world.topology.ranks_of_node],
         )  # fmt: skip

@@ -13,7 +13,7 @@ from time import monotonic, perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from tonari.bench.storage.patterns.calls import Calls
+from tonari.bench.storage.patterns.calls import TimedCalls
 
 
 class Deadline:
@@ -46,8 +46,8 @@ class ReadTask:
         again: Whether it may be done again, to fill the least time.
     """
 
-    calls: Calls
-    work: Callable[[Calls], Iterator[None]]
+    calls: TimedCalls
+    work: Callable[[TimedCalls], Iterator[None]]
     again: bool = True
 
 

@@ -29,7 +29,7 @@ CURES = {
     errno.ENOSPC: ("room for the files read", "give a smaller --size, or free some space"),
     errno.EDQUOT: (
         "room within your quota for the files read",
-        "give a smaller --size, or remove files of yours (quota -s, lfs quota, mmlsquota tell)",
+        "give a smaller --size, or remove files of yours (quota -s, lfs quota, mmlsquota show it)",
     ),
 }  # fmt: skip
 

@@ -31,31 +31,6 @@ def words(pattern: str) -> str:
     return pattern.replace("_", " ")
 
 
-def rate(bytes_per_s: float) -> str:
-    """Write a bandwidth with its unit."""
-    return _scaled(bytes_per_s, ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s")))
-
-
-def size(num_bytes: float) -> str:
-    """Write a number of bytes with its unit."""
-    return _scaled(
-        num_bytes, ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
-    )
-
-
-def duration(seconds: float) -> str:
-    """Write a time with its unit."""
-    return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "\N{MICRO SIGN}s"), (1e-9, "ns")))
-
-
-def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
-    for scale, name in units:
-        if value >= scale * 0.9995:
-            is_large = value >= 999.5 * scale
-            return f"{value / scale:{',.0f' if is_large else '.3g'}} {name}"
-    return f"0 {units[-1][1]}"
-
-
 def write_units(axis: "Axis", write: Callable[[float], str]) -> None:
     """Label an axis's ticks by one of the above; of a logarithmic one also within a decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator

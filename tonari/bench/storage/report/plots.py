@@ -9,14 +9,14 @@ import numpy as np
 from tonari.bench.storage.report.drawing import (
     LOCAL,
     STATES,
-    duration,
     name_rows,
-    rate,
     words,
     write_units,
 )
 from tonari.bench.storage.results.results import MeasuredLink, Operation, Phase, Results, Scaling
+from tonari.bench.storage.results.scaling import jain
 from tonari.report.pictures import LIGHT
+from tonari.report.units import duration, rate
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -253,8 +253,8 @@ def draw_fairness(figure: "FigureBase", results: Results) -> None:
         )  # fmt: skip
         slowest = float(np.median(together.min(axis=1)))
         axes.plot(slowest, row, "|", color=STATES["warm"], markersize=20, markeredgewidth=2.5)
-        jain = np.median(together.sum(axis=1) ** 2 / (phase.clients * (together**2).sum(axis=1)))
-        names.append(f"{words(phase.pattern)}\n{phase.clients} clients, Jain {jain:.3f}")
+        fairness = median(jain(own.tolist()) for own in together)
+        names.append(f"{words(phase.pattern)}\n{phase.clients} clients, Jain {fairness:.3f}")
     axes.axvline(1, color=LIGHT["text"], linewidth=0.8)
     name_rows(axes, names)
     low, high = axes.get_xlim()

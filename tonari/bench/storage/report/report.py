@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tonari.bench.storage.report.drawing import WAY_WORDS, Draw, duration, rate, size, words
+from tonari.bench.storage.report.drawing import WAY_WORDS, Draw, words
 from tonari.bench.storage.report.epoch_plots import (
     draw_epochs,
     draw_predictions,
@@ -28,16 +28,31 @@ from tonari.bench.storage.report.plots import (
     phases_with_bytes,
     rates,
 )  # fmt: skip
-from tonari.bench.storage.results.results import EndToEnd, Phase, Results, Scaling
+from tonari.bench.storage.results.results import EndToEnd, Operation, Phase, Results, Scaling
 from tonari.bench.storage.site.layouts import ALL_OSTS, StripeLayout
 from tonari.bench.storage.site.site import Site
 from tonari.report.pages import lay_out, picture
-from tonari.report.pictures import render
+from tonari.report.pictures import write_picture
+from tonari.report.tables import UNKNOWN, Table, figure
+from tonari.report.units import duration, rate
+from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEMPLATE = Path(__file__).with_suffix(".jinja")
+
+READERS = "pattern, clients x threads"
+PHASES = (
+    READERS, "wanted", "nodes", "request", "bandwidth", "repeats", "seconds", "notes"
+)  # fmt: skip
+LATENCIES = (
+    READERS, "wanted", "operation", "count", "mean", "p50", "p90", "p99", "p99.9", "max"
+)  # fmt: skip
+WAYS = (
+    "way", "staging", "first epoch", "later epochs", "utilisation", "from DIR", "network",
+    "node's disk", "staged from DIR", "paid after", "predicted",
+)  # fmt: skip
 
 UNFOLDED = 14
 """Phases whose verdicts are shown at once; more are folded."""
@@ -97,7 +112,7 @@ def write_png(results: Results, path: Path) -> None:
             part.suptitle(plot.title, x=0.01, ha="left", fontsize=14, fontweight="bold")
             plot.draw(part)
 
-    path.write_bytes(render(draw, inches=(10, sum(heights) or 1), kind="png"))
+    write_picture(path, draw, inches=(10, sum(heights) or 1))
 
 
 def page(results: Results) -> str:
@@ -118,66 +133,51 @@ def page(results: Results) -> str:
         strips=strips,
         folded=len(strips) > UNFOLDED,
         sites=[("DIR", _site(results.site)), ("the node's directory", _site(results.local))],
-        ways=_ways(results.end_to_end) if results.end_to_end else [],
-        phases=[_phase_line(phase) for phase in results.phases if phase.repeats],
-        latencies=[
-            _latency_line(p, one) for p in results.phases for one in range(len(p.operations))
-        ],
+        ways=_ways(results.end_to_end) if results.end_to_end else None,
+        phases=Table(PHASES, [_phase_line(phase) for phase in results.phases if phase.repeats]),
+        latencies=Table(
+            LATENCIES, [_latency_line(p, one) for p in results.phases for one in p.operations]
+        ),
         environment=[(name, _value(value)) for name, value in results.environment.items()],
     )
 
 
 def plots_of(results: Results) -> list[Plot]:
     """Choose the plots that there is something to draw of."""
-    found = []
-    if phases_with_bytes(results):
-        patterns = {phase.pattern for phase in phases_with_bytes(results)}
-        found.append(
-            Plot(
-                "patterns", "What each pattern gets",
-                "The largest bandwidth over all numbers of readers; lines are smallest to largest "
-                "repeat.",
-                partial(draw_patterns, results=results), (9, 1.7 + 0.62 * len(patterns)),
-            )
-        )  # fmt: skip
-    if results.scalings:
-        rows = -(-len({scaling.pattern for scaling in results.scalings}) // 3)
-        found.append(
-            Plot(
-                "scaling", "How it grows with readers",
-                "Dots are medians, dashes repeats; the curve is most x n / (n + half), fitted to "
-                "the medians. The ring is the knee: the fewest readers with 90 % of the largest.",
-                partial(draw_scaling, results=results), (10, 0.9 + 3.2 * rows),
-            )
-        )  # fmt: skip
-    if latency_rows(results):
-        rows = len(latency_rows(results))
-        found.append(
-            Plot(
-                "latencies", "How long an operation takes",
-                "On DIR, cold. Filled: with the fewest readers; outlined: with the most.",
-                partial(draw_latencies, results=results), (9, 1.7 + 0.62 * rows),
-            )
-        )  # fmt: skip
-    if fairness_phases(results):
-        rows = len(fairness_phases(results))
-        found.append(
-            Plot(
-                "fairness", "Whether clients get the same",
-                "Cold, the most clients; a dot is a client in a repeat. Jain's index is 1 where "
-                "all get the same, and 1/n where one of n gets all.",
-                partial(draw_fairness, results=results), (9, 1.2 + 0.62 * rows),
-            )
-        )  # fmt: skip
-    if results.links:
-        found.append(
-            Plot(
-                "links", "Between nodes",
-                "One rank of each node, both ways at once, medians.",
-                partial(draw_links, results=results), (9, 3.9),
-            )
-        )  # fmt: skip
-    return found + (_epoch_plots(results.end_to_end) if results.end_to_end else [])
+    patterns = len({phase.pattern for phase in phases_with_bytes(results)})
+    curves = len({scaling.pattern for scaling in results.scalings})
+    latencies, fair = len(latency_rows(results)), len(fairness_phases(results))
+    found = [
+        (patterns, Plot(
+            "patterns", "What each pattern gets",
+            "The largest bandwidth over all numbers of readers; lines are smallest to largest "
+            "repeat.",
+            partial(draw_patterns, results=results), (9, 1.7 + 0.62 * patterns),
+        )),
+        (curves, Plot(
+            "scaling", "How it grows with readers",
+            "Dots are medians, dashes repeats; the curve is most x n / (n + half), fitted to "
+            "the medians. The ring is the knee: the fewest readers with 90 % of the largest.",
+            partial(draw_scaling, results=results), (10, 0.9 + 3.2 * -(-curves // 3)),
+        )),
+        (latencies, Plot(
+            "latencies", "How long an operation takes",
+            "On DIR, cold. Filled: with the fewest readers; outlined: with the most.",
+            partial(draw_latencies, results=results), (9, 1.7 + 0.62 * latencies),
+        )),
+        (fair, Plot(
+            "fairness", "Whether clients get the same",
+            "Cold, the most clients; a dot is a client in a repeat. Jain's index is 1 where "
+            "all get the same, and 1/n where one of n gets all.",
+            partial(draw_fairness, results=results), (9, 1.2 + 0.62 * fair),
+        )),
+        (len(results.links), Plot(
+            "links", "Between nodes", "One rank of each node, both ways at once, medians.",
+            partial(draw_links, results=results), (9, 3.9),
+        )),
+    ]  # fmt: skip
+    plots = [plot for has_any, plot in found if has_any]
+    return plots + (_epoch_plots(results.end_to_end) if results.end_to_end else [])
 
 
 def _epoch_plots(run: EndToEnd) -> list[Plot]:
@@ -293,8 +293,11 @@ def _site(site: Site) -> list[tuple[str, str]]:
         ("seen by other nodes", "yes" if site.is_shared else "no"),
         ("server", site.mount.server or "none"),
         ("mounted", f"{site.mount.source} on {site.mount.point} ({options})"),
-        ("room", f"{size(site.free_bytes)} free of {size(site.total_bytes)}{files}"),
-        ("block", size(site.block_bytes)),
+        (
+            "room",
+            f"{format_bytes(site.free_bytes)} free of {format_bytes(site.total_bytes)}{files}",
+        ),
+        ("block", format_bytes(site.block_bytes)),
         ("client keeps data in", site.client_cache),
         ("layout", _layout(site.layout)),
         *(("note", note) for note in site.notes),
@@ -322,25 +325,26 @@ def _layout(layout: StripeLayout | None) -> str:
     return f"{'; '.join(parts) or 'as by default'} (said by {layout.said_by})"
 
 
-def _ways(run: EndToEnd) -> list[list[str]]:
-    return [
+def _ways(run: EndToEnd) -> Table:
+    rows = [
         [
             WAY_WORDS[way.name].replace("\n", " "),
-            duration(way.staging_s) if way.staging_s else "-",
-            duration(way.epoch_s[0]) if way.epoch_s else "-",
-            duration(median(way.epoch_s[1:])) if len(way.epoch_s) > 1 else "-",
-            "-" if way.utilisation_fraction is None else f"{way.utilisation_fraction:.0%}",
+            duration(way.staging_s) if way.staging_s else UNKNOWN,
+            duration(way.epoch_s[0]) if way.epoch_s else UNKNOWN,
+            duration(median(way.epoch_s[1:])) if len(way.epoch_s) > 1 else UNKNOWN,
+            figure(way.utilisation_fraction, ".0%"),
             *(_bytes(way.moved_bytes.get(tier)) for tier in ("shared", "network", "local")),
-            "-" if way.staging_bytes is None else size(way.staging_bytes),
-            str(way.paid_after or "-"),
-            str(way.predicted_paid_after or "-"),
+            _bytes(way.staging_bytes),
+            str(way.paid_after or UNKNOWN),
+            str(way.predicted_paid_after or UNKNOWN),
         ]
         for way in run.ways
     ]
+    return Table(WAYS, rows)
 
 
 def _bytes(count: int | None) -> str:
-    return "unknown" if count is None else size(count)
+    return UNKNOWN if count is None else format_bytes(count)
 
 
 def _phase_line(phase: Phase) -> list[str]:
@@ -350,16 +354,15 @@ def _phase_line(phase: Phase) -> list[str]:
         _name(phase),
         phase.wanted,
         str(phase.nodes),
-        size(phase.request_bytes) if phase.request_bytes else "-",
-        rate(median(values)) if has_bytes else "-",
-        f"{rate(min(values))} to {rate(max(values))}" if has_bytes else "-",
+        format_bytes(phase.request_bytes) if phase.request_bytes else UNKNOWN,
+        rate(median(values)) if has_bytes else UNKNOWN,
+        f"{rate(min(values))} to {rate(max(values))}" if has_bytes else UNKNOWN,
         duration(median(repeat.seconds for repeat in phase.repeats)),
         "; ".join(phase.notes),
     ]
 
 
-def _latency_line(phase: Phase, place: int) -> list[str]:
-    one = phase.operations[place]
+def _latency_line(phase: Phase, one: Operation) -> list[str]:
     figures = (one.mean_s, one.p50_s, one.p90_s, one.p99_s, one.p999_s, one.max_s)
     return [_name(phase), phase.wanted, one.name, f"{one.count:,}", *map(duration, figures)]
 
@@ -369,4 +372,4 @@ def _value(value: object) -> str:
         return ", ".join(f"{name} {_value(one)}" for name, one in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(map(_value, value))
-    return "-" if value is None else str(value)
+    return UNKNOWN if value is None else str(value)

@@ -1,12 +1,13 @@
 """Results as a table: a line for each operation of each phase, for a spreadsheet."""
 
-import csv
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
 from msgspec.structs import asdict
 
 from tonari.bench.storage.results.results import Operation, Phase, Results
+from tonari.report.tables import to_csv
 
 PHASE = (
     "pattern", "tier", "clients", "nodes", "threads", "wanted", "request_bytes", "direct",
@@ -21,15 +22,15 @@ COLUMNS = (*PHASE, *FIGURES, "operation", *OPERATION)
 
 def write_csv(results: Results, path: Path) -> None:
     """Write a line a phase and operation; what was not measured is empty."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        for phase in results.phases:
-            line = _line(phase)
-            for operation in phase.operations:
-                writer.writerow(line | _figures(operation))
-            if not phase.operations:
-                writer.writerow(line)
+    path.write_text(to_csv(COLUMNS, _lines(results)))
+
+
+def _lines(results: Results) -> Iterator[dict[str, object]]:
+    for phase in results.phases:
+        line = _line(phase)
+        yield from (line | _figures(operation) for operation in phase.operations)
+        if not phase.operations:
+            yield line
 
 
 def _line(phase: Phase) -> dict[str, object]:

@@ -15,7 +15,7 @@ FEWEST_POINTS = 3
 """The curve has two parameters: through two points it would always fit."""
 
 
-class Curve(NamedTuple):
+class SaturationCurve(NamedTuple):
     """n -> most x n / (n + half)."""
 
     most: float
@@ -86,7 +86,7 @@ def knee(readers: Sequence[int], rates: Sequence[float]) -> int:
     )
 
 
-def fit(readers: Sequence[int], rates: Sequence[float]) -> Curve | None:
+def fit(readers: Sequence[int], rates: Sequence[float]) -> SaturationCurve | None:
     """Fit a curve that saturates, by least squares of relative errors.
 
     Returns:
@@ -104,7 +104,7 @@ def fit(readers: Sequence[int], rates: Sequence[float]) -> Curve | None:
     if slope <= 0:
         return None
     most, half = 1 / slope, start / slope
-    return Curve(most, half, _error(most * n / (n + half), rate))
+    return SaturationCurve(most, half, _error(most * n / (n + half), rate))
 
 
 def _error(fitted: NDArray[np.float64], measured: NDArray[np.float64]) -> float:

@@ -168,7 +168,7 @@ def name_of(found: Filesystem, magic: int) -> tuple[str, tuple[str, ...]]:
 def _by_magic(found: Filesystem, magic: int) -> tuple[str, tuple[str, ...]]:
     name = "fuse" if magic == FUSE_MAGIC else TYPES_BY_MAGIC[magic][0]
     if found.type == "unknown":
-        return name, ("no mount table tells of this path: the name is from statfs",)
+        return name, ("no mount table has this path: the name is from statfs",)
     return name, (
         f"statfs says {name} ({magic:#x}), the mount table {found.type}: statfs is believed",
     )
@@ -211,7 +211,7 @@ def _client_cache(name: str, options: tuple[str, ...]) -> ClientCache:
 def _layout_notes(name: str, layout: StripeLayout | None) -> tuple[str, ...]:
     if layout is None:
         asked = {"lustre": "lfs and the lustre.lov attribute", "gpfs": "mmlsattr"}.get(name)
-        return (f"layout unknown: {asked} did not tell",) if asked else ()
+        return (f"layout unknown: {asked} did not show it",) if asked else ()
     if layout.dom_bytes:
         return (f"the first {layout.dom_bytes} bytes of a file lie on the metadata server",)
     return ()

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import os
-import secrets
 import shutil
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,6 @@ from tonari.bench.storage.site.site import Site, describe_site
 
 SHARD_BYTES = 64 << 20
 SHARDS_PER_RANK = 2
-PREFIX = ".tonari-bench-io-"
 
 
 @dataclass(frozen=True)
@@ -55,12 +53,6 @@ def open_shards(patterns: Sequence[str], fields: Mapping[str, Field], world: Wor
 def own_fields(sample_bytes: int) -> Mapping[str, Field]:
     """Describe the samples: bytes as they are, and a label."""
     return {"data": Array("bin", (sample_bytes,), "uint8"), "label": Int("cls")}
-
-
-def agree_name(world: World) -> str:
-    """Draw a name that no other run has. Collective."""
-    mine = secrets.token_hex(4).encode() if world.rank == 0 else b""
-    return PREFIX + world.allgather(mine, doing="name the benchmark's files")[0].decode()
 
 
 @contextlib.contextmanager

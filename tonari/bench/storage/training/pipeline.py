@@ -18,12 +18,12 @@ from importance import RandomPrune
 from shuffle import Partial
 from tonari.bench.errors import BenchError
 from tonari.bench.notify import Notify
+from tonari.bench.storage.patterns.files import agree_name
 from tonari.bench.storage.results.results import EndToEnd, Results
 from tonari.bench.storage.training.baseline import sample_work_s
 from tonari.bench.storage.training.calibrate import calibrate
 from tonari.bench.storage.training.own_set import (
     OwnShards,
-    agree_name,
     open_shards,
     own_directory,
     own_fields,

@@ -1,12 +1,12 @@
 """Choose, of all that was measured, the figures that a prediction starts from. Pure."""
 
 import math
-import statistics
 from collections.abc import Sequence
 
 import numpy as np
 
 from tonari.bench.storage.results.results import Phase, Results, Temperature, Tier
+from tonari.bench.storage.results.scaling import bandwidth
 from tonari.bench.storage.training.predict import Rates, Workload
 
 ONE_SAMPLE = ("random_record", "dataset")
@@ -99,9 +99,8 @@ def at_readers(phases: Sequence[Phase], readers: int) -> float | None:
     """Interpolate the bandwidth of all readers together; beyond those measured, the nearest."""
     points: dict[int, float] = {}
     for phase in phases:
-        rate = statistics.median(repeat.bytes_per_s for repeat in phase.repeats)
         number = phase.clients * phase.threads
-        points[number] = max(rate, points.get(number, 0.0))
+        points[number] = max(bandwidth(phase), points.get(number, 0.0))
     if not points:
         return None
     known = sorted(points)

@@ -1,0 +1,46 @@
+"""Tables: words left, figures right, and nothing that is not known is made up."""
+
+from tonari.report.tables import Table, figure, to_csv
+
+RANKS = Table(
+    ("way", "epoch", "MB/s", "note"),
+    [["local", "1.5 s", "-", ""], ["exchange", "12 s", "+30", "2 runs"], ["get", "-", ".5", "?"]],
+)
+
+
+def test_words_are_set_left_and_figures_right() -> None:
+    assert RANKS.text() == [
+        "way       epoch  MB/s  note",
+        "local     1.5 s     -",
+        "exchange   12 s   +30  2 runs",
+        "get           -    .5  ?",
+    ]
+    assert RANKS.are_figures == [False, True, True, False]
+
+
+def test_rows_are_indented_below_a_title() -> None:
+    table = Table(("epoch", "1"), [["Local", "0.5"]], "distance")
+    assert table.text() == ["distance", "  epoch    1", "  Local  0.5"]
+
+
+def test_without_rows_the_heads_remain() -> None:
+    assert Table(("a", "bc"), []).text() == ["a  bc"]
+    assert Table(("a", "bc"), []).markdown() == ["| a | bc |", "| --- | --- |"]
+
+
+def test_markdown_has_the_same_cells() -> None:
+    assert RANKS.markdown()[:3] == [
+        "| way | epoch | MB/s | note |",
+        "| --- | ---: | ---: | --- |",
+        "| local | 1.5 s | - |  |",
+    ]
+
+
+def test_a_figure_that_nobody_knows_is_a_dash() -> None:
+    found = [figure(value, ",.1f", of=1e6) for value in (1_234_567_890, 0, None, "?")]
+    assert found == ["1,234.6", "0.0", "-", "-"]
+
+
+def test_csv_has_the_columns_that_are_named_and_leaves_empty_what_a_row_has_not() -> None:
+    rows: list[dict[str, object]] = [{"a": 1, "b": 'x, "y"', "c": 0}, {"b": None, "a": 2}]
+    assert to_csv(("b", "a"), rows) == 'b,a\n"x, ""y""",1\n,2\n'
