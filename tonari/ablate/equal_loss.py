@@ -9,6 +9,7 @@ import numpy as np
 
 from tonari.ablate.results import ArmResults
 from tonari.ablate.stats import Difference, paired_ratio
+from tonari.report.tables import Table
 from tonari.trainer.config.config import RunConfig
 
 LENGTH, DEFAULT_LENGTH = "run.epochs", RunConfig.epochs
@@ -92,12 +93,13 @@ def _first_as_good(places: Sequence[tuple[float, float]], wanted: float) -> floa
 def table_of(found: Sequence[EqualLoss], baseline: str, noun: str) -> str:
     """Lay the lines out as a table in Markdown."""
     times = f"times fewer rows to the {noun} of {baseline}"
-    rows = [["trained as", "lengths", times, "seeds that reach it"], ["---"] * 4]
-    for one in sorted(found, key=lambda each: -(each.times_fewer.mean if each.times_fewer else 0)):
-        rows.append(
-            [one.way, str(one.lengths), _times(one), f"{one.num_reached} of {one.num_seeds}"]
-        )
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    columns = ("trained as", "lengths", times, "seeds that reach it")
+    best_first = sorted(found, key=lambda each: -(each.times_fewer.mean if each.times_fewer else 0))
+    rows = [
+        [one.way, str(one.lengths), _times(one), f"{one.num_reached} of {one.num_seeds}"]
+        for one in best_first
+    ]
+    return "\n".join(Table(columns, rows).markdown())
 
 
 def _times(one: EqualLoss) -> str:

@@ -1,7 +1,5 @@
 """What a study found: tables, plots, a page to look at, and all of it as one document."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +17,7 @@ from tonari.ablate.results import ArmResults, CellFile, gather_arms, number
 from tonari.ablate.study import Study
 from tonari.ablate.words import has_costs, table_columns, table_row, verdict_sentence
 from tonari.report.pictures import render
+from tonari.report.tables import Table, to_csv
 
 __all__ = ["CellFile", "markdown", "number", "report_lines", "write_report"]
 
@@ -142,23 +141,14 @@ def _texts(document: Mapping[str, object], name: str) -> list[str]:
 
 def _table(lines: Sequence[Line]) -> str:
     columns = table_columns(lines)
-    rows = [columns, ["---"] * len(columns)]
-    rows += [[_cell(text) for text in table_row(line, columns)] for line in lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _cell(text: str) -> str:
-    """A name may hold what ends a cell."""
-    return text.replace("|", "\\|")
+    # A name may hold what ends a cell.
+    rows = [[text.replace("|", "\\|") for text in table_row(line, columns)] for line in lines]
+    return "\n".join(Table(columns, rows).markdown())
 
 
 def _csv(lines: Sequence[Line]) -> str:
-    file = io.StringIO()
     rows = [_flat(line) for line in lines]
-    writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return file.getvalue()
+    return to_csv(list(rows[0]), rows)
 
 
 def _flat(line: Line) -> dict[str, object]:
