@@ -260,9 +260,10 @@ def test_ranks_of_a_job_make_the_traced_step_operator_by_operator(
         for rank, report in enumerate(ended.reports):
             traced = trace_step(config, world_size=world_size, rank=rank)
             found = report["events"][number]
-            # Gloo scatters by copies of its own
+            # Gloo scatters by copies of its own; without data torch asks for each number that is
+            # read at the host by an operator.
             expected, real = (
-                [each for each in events if not each.startswith(GLOO_COPIES)]
+                [each for each in events if not each.startswith((*GLOO_COPIES, *HOST_READS))]
                 for events in ([repr(event) for event in traced.events], found)
             )
             # Without data torch waits at once for what it would else wait for at its first use
@@ -281,4 +282,5 @@ def is_wait(event: str) -> bool:
     return event.startswith("Wait(")
 
 
+HOST_READS = ("Operator(name='aten.unbind.int'", "Operator(name='aten._local_scalar_dense.")
 GLOO_COPIES = ("Operator(name='aten.split.Tensor'", "Operator(name='aten.copy_.default'")
