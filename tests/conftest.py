@@ -144,12 +144,15 @@ def run_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         env: Mapping[str, str] | None = None, timeout_s: float = 120.0, check: bool = True,
         fresh: bool | None = None,
     ) -> Ended:  # fmt: skip
+        # Not before: it imports NumPy, and with this file each module's warnings begin anew.
+        from tonari.errors import CommandError
+
         directory = tmp_path_factory.mktemp(Path(program).name)
         fresh = not request.config.getoption("forked") if fresh is None else fresh
         python = [] if fresh else request.getfixturevalue("forked_python").command
         try:
             begin = launch_command(launcher, n, python=python)
-        except SystemExit as absent:
+        except CommandError as absent:
             pytest.skip(str(absent))
         script = Path(__file__).parent / "ranks" / f"{program}.py"
         try:

@@ -4,8 +4,6 @@ import shutil
 import sys
 from pathlib import Path
 
-from tonari.errors import CommandError
-
 
 def mpiexec_command(num_ranks: int) -> list[str]:
     """Begin a command line that starts ``num_ranks`` ranks on this machine.
@@ -16,6 +14,9 @@ def mpiexec_command(num_ranks: int) -> list[str]:
     beside = Path(sys.executable).with_name("mpiexec")
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:
+        # Not before: it imports the loader, and what starts ranks is light.
+        from tonari.errors import CommandError
+
         raise CommandError(
             "mpiexec: found neither beside this Python nor on PATH, expected it to start ranks; "
             "pip install 'tonari[mpi-bundled]', or load your site's MPI module"

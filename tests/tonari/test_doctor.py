@@ -177,7 +177,7 @@ def _runs(pid: int) -> bool:
 def launch(launcher: Launcher) -> list[str]:
     try:
         return launch_command(launcher, 2)
-    except SystemExit as absent:
+    except CommandError as absent:
         pytest.skip(str(absent))
 
 
