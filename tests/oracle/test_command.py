@@ -29,11 +29,11 @@ def test_a_dry_run_prints_the_traced_steps_of_each_pipeline_rank(settings, capsy
         assert sent["all_gather", "dp_shard"] == sent["reduce_scatter", "dp_shard"] > 0
     assert main([settings, *asked, "--trace"]) == 0
     shown = capsys.readouterr().out
-    assert "A step on no data, as the first rank at each coordinate of pp" in shown
+    assert "A step without data, as the first rank at each pp coordinate" in shown
     assert "reduce-scatter" in shown
     assert main([settings, *asked]) == 0
     shown = capsys.readouterr().out
-    assert "A step on no data" not in shown
+    assert "A step without data" not in shown
     assert "mesh.offload" not in shown
     assert main([settings, *asked, "mesh.offload=true"]) == 0
     assert "mesh.offload: of it parameters, gradients and" in capsys.readouterr().out
