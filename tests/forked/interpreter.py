@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import struct
@@ -151,6 +152,10 @@ def main(sockets: str, arguments: list[str]) -> None:
     # Not all ranks are of the same zygote: of one, all would hash strings alike.
     paths = sockets.split(":")
     files = _open_files()
+    # A signal that comes just before a wait for the answer would be seen after it alone.
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
     signals: list[int] = []
     forked: Forked | None = None
 
@@ -174,8 +179,9 @@ def main(sockets: str, arguments: list[str]) -> None:
         os.execv(sys.executable, [sys.executable, *arguments])
     _send(forked, signals)
     # Whoever reads or writes the other end of a pipe must see that the forked process closes its.
-    os.closerange(0, forked.fileno())
-    os.closerange(forked.fileno() + 1, max([*files, forked.fileno()]) + 1)
+    _close_all_but({forked.fileno(), woken, wakes}, last=max([*files, forked.fileno(), wakes]))
+    while forked.fileno() not in select.select([forked.fileno(), woken], [], [])[0]:
+        os.read(woken, 4096)
     status = forked.wait()
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -183,6 +189,13 @@ def main(sockets: str, arguments: list[str]) -> None:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
+
+
+def _close_all_but(kept: set[int], *, last: int) -> None:
+    first = 0
+    for number in [*sorted(kept), last + 1]:
+        os.closerange(first, number)
+        first = number + 1
 
 
 def _send(forked: Forked, signals: list[int]) -> None:

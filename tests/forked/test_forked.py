@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import ENVIRON
 from tests.forked.interpreter import Refused
 from tests.forked.python import ForkedPython, wait_together
+from tests.forked.zygote import READ_LATER
 from tests.multirank import Launcher, RunRanks, ends, job_environ, launch_command, run_job
 
 PROGRAMS = {
@@ -31,6 +33,14 @@ PROGRAMS = {
     "variables": "import os; print([item for item in os.environ.items() if 'TONARI_' in item[0]])",
     "input": "import sys; print(sys.stdin.read())",
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _environment_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what other tests of this process have set, which nothing is forked with."""
+    for name in os.environ.keys() - ENVIRON.keys():
+        if not name.startswith(READ_LATER):
+            monkeypatch.delenv(name)
 
 
 def run(command: list[str], directory: Path, **options: Any) -> tuple[int, bytes, bytes]:
