@@ -54,8 +54,6 @@ test: TAKEN := (smoke or not (thorough or multirank)) and not (nightly or slow o
 test: QUICKER := --quicker-than 5
 test-ci: TAKEN := not (nightly or slow or lab)
 test-all: TAKEN := not (slow or lab)
-# Each rank is then a new Python, as a user's are.
-test-all: FORKED := --no-forked
 
 test: ## Run the tests that are quick, in 6 minutes (ARGS="-k name" for some)
 test-ci: ## Run the tests of CI, which hold every guarantee, in half an hour
@@ -63,7 +61,7 @@ test-all: ## Run all tests, with more cases, meshes and kills of each guarantee:
 
 test test-ci test-all: $(STAMP)
 	@$(VENV)/bin/pytest -n $(WORKERS) --dist worksteal --durations=30 -m "$(TAKEN)" \
-	  $(QUICKER) $(FORKED) $(ARGS)
+	  $(QUICKER) $(ARGS)
 
 test-old: $(OLD_STAMP) ## Run the quick tests that need no trainer on the oldest torch, NumPy and Python
 	@PATH="$(CURDIR)/$(OLD_VENV)/bin:$$PATH" $(OLD_VENV)/bin/pytest -n $(WORKERS) --dist worksteal \

@@ -70,11 +70,10 @@ def _plain_environment(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a person have each rank begin anew, and have durations stored and gone by."""
+    """Let a person have ranks forked, and have durations stored and gone by."""
     parser.addoption(
-        "--no-forked", action="store_false", dest="forked",
-        help="start each rank as a new Python, not forked from a process that has imported all",
-    )  # fmt: skip
+        "--forked", action="store_true", help="fork ranks from a process that has imported all"
+    )
     parser.addoption(
         "--store-durations", action="store_true", help=f"write to {durations.PATH.name} how "
         "long tests take, for their order; with `make test-ci ARGS=--store-durations`",
@@ -142,13 +141,13 @@ def run_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     def run(
         program: str, n: int, *args: str, launcher: Launcher = "mpiexec",
         env: Mapping[str, str] | None = None, timeout_s: float = 120.0, check: bool = True,
-        fresh: bool | None = None,
+        fresh: bool = False,
     ) -> Ended:  # fmt: skip
         # Not before: it imports NumPy, and with this file each module's warnings begin anew.
         from tonari.errors import CommandError
 
         directory = tmp_path_factory.mktemp(Path(program).name)
-        fresh = not request.config.getoption("forked") if fresh is None else fresh
+        fresh = fresh or not request.config.getoption("forked")
         python = [] if fresh else request.getfixturevalue("forked_python").command
         try:
             begin = launch_command(launcher, n, python=python)

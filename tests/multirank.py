@@ -49,13 +49,12 @@ class RunRanks(Protocol):
         env: Mapping[str, str] | None = None,
         timeout_s: float = 120.0,
         check: bool = True,
-        fresh: bool | None = None,
+        fresh: bool = False,
     ) -> Ended:
         """Run ``tests/ranks/<program>.py OUT_DIR ARGS...`` on n ranks.
 
-        The launcher is the real one, and so is what the ranks meet by. Each rank is forked
-        from a process that has imported everything (see ``tests/forked``), but for
-        ``pytest --no-forked``.
+        The launcher is the real one, and so is what the ranks meet by. With ``pytest --forked``
+        each rank is forked from a process that has imported everything (see ``tests/forked``).
 
         Args:
             program: Name of the file. Its ranks report: each writes ``OUT_DIR/<rank>.json``.
@@ -65,8 +64,7 @@ class RunRanks(Protocol):
             env: Variables beside the test's own.
             timeout_s: The job is killed, and the test fails, after this time.
             check: Whether another exit status than 0, or a missing report, fails the test.
-            fresh: Whether each rank is a new Python, such as where its memory is measured. Defaults
-                to what pytest was started with.
+            fresh: Whether each rank is a new Python, such as where its memory is measured.
         """
         ...
 

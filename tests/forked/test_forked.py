@@ -36,8 +36,12 @@ PROGRAMS = {
 
 
 @pytest.fixture(autouse=True)
-def _environment_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def _only_where_ranks_are_forked(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Leave out what other tests of this process have set, which nothing is forked with."""
+    if not request.config.getoption("forked"):
+        pytest.skip("ranks are forked by `pytest --forked` alone")
     for name in os.environ.keys() - ENVIRON.keys():
         if not name.startswith(READ_LATER):
             monkeypatch.delenv(name)
