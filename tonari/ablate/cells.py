@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import socket
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from tonari.ablate.claims import claim
 from tonari.ablate.progress import Event
 from tonari.ablate.report import CellFile
 from tonari.ablate.study import Cell, Study
-from tonari.ablate.training import Trained, train_cell
+from tonari.ablate.training import Trained, run_directory, train_cell
 from tonari.errors import CommandError
 from tonari.report.machine import commit, describe_machine
 from tonari.trainer.errors import ConfigError
@@ -86,6 +87,9 @@ def _train(study: Study, cell: Cell, out: Path, *, command: str, call: str) -> E
         return Event(kind="failed", cell=cell.file_name, error=words)
     write_json(out / CELLS / cell.file_name, _document(cell, trained, command))
     error_path(out, cell).unlink(missing_ok=True)
+    # Not before: a kill in between would cost the cell.
+    if not study.study.keep_runs:
+        shutil.rmtree(run_directory(cell, out))
     accuracy, loss = trained.accuracy, trained.test_loss
     return Event(
         kind="done", cell=cell.file_name, accuracy=accuracy, test_loss=loss, wall_s=trained.wall_s
@@ -164,7 +168,7 @@ def _read(path: Path) -> CellFile:
         for point in document["epochs"]:
             judged = ("accuracy", "test_loss") if point["accuracy"] is not None else ()
             _check_numbers(point, ("train_s", *judged))
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise CommandError(
             f"{path}: cannot be read as a cell's results: {error}; remove it, and the same command "
             f"trains the cell again"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dataio.base.location import shown
 from tonari.errors import CommandError
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def main(argv: list[str]) -> int:
 
     overrides = [*given.overrides, *([f"study.seeds={given.seeds}"] if given.seeds else [])]
     study = load_study(given.study, overrides, full=given.full)
-    command = given.command or shlex.join(["tonari", "ablate", *argv])
+    # It is kept with each cell, and in the report.
+    command = given.command or shown(shlex.join(["tonari", "ablate", *argv]))
     cells = _asked(study, given.only)
     if given.list:
         print(_list_text(cells))

@@ -105,12 +105,12 @@ def _codes(config: Config) -> Iterator[str]:
         kind = getattr(config, key).kind
         if ":" in kind:
             try:
-                module = import_named(kind).__module__
+                import_named(kind)
             except ImportError as error:
                 raise ConfigError(
                     f'{key}.kind is "{kind}", which cannot be imported: {error}'
                 ) from error
-            yield _hashed(_plain(sys.modules[module]))
+            yield _hashed(_plain(sys.modules[kind.partition(":")[0]]))
 
 
 def code_key(policy: type) -> str:
@@ -126,7 +126,11 @@ def _hashed(text: str) -> str:
 
 
 def _plain(module: ModuleType) -> str:
-    return ast.unparse(ast.parse(inspect.getsource(module)))
+    try:
+        return ast.unparse(ast.parse(inspect.getsource(module)))
+    except (OSError, TypeError):
+        # Compiled, or made in memory.
+        return module.__name__
 
 
 def _file_key(path: str) -> str:

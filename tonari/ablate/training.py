@@ -1,7 +1,6 @@
 """Train one cell: a run of `tonari train` in a directory of its own, and what its metrics say."""
 
 import json
-import shutil
 import statistics
 import subprocess
 import sys
@@ -13,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from dataio import DataioError
+from dataio.base.location import bare_within
 from tonari import rows
 from tonari.ablate.oracle import is_not_zero
 from tonari.ablate.study import Cell, StudyConfig
 from tonari.errors import CommandError
 from tonari.processes import GRACE_S
-from tonari.trainer.config.config import Config, load_config
+from tonari.trainer.config.config import Config, build_config
 from tonari.trainer.config.settings import apply_override
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.run.build import ROWS
@@ -77,8 +77,9 @@ class Trained:
             in rows of the same time: ``rows_trained * train_s / (seconds in steps)``. A machine
             that is slow for a while changes both alike.
         hidden_fraction: Share of the rows left out, mean over epochs.
-        hidden_precision: Share of these, over all epochs, that are wrong; None where nothing is
-            left out, or nothing is known to be wrong.
+        hidden_precision: Share of these, over all epochs, that are wrong; rows that no epoch has,
+            such as excluded ones, count too. None where nothing is left out, or nothing is known to
+            be wrong.
         hidden_recall: Share of the wrong ones that is left out, mean over epochs; None likewise.
     """
 
@@ -100,7 +101,7 @@ def train_cell(study: StudyConfig, cell: Cell, out: Path) -> Trained:
     Args:
         study: Says how.
         cell: Which.
-        out: Directory of the study; the run's is below it, and goes at the end.
+        out: Directory of the study; the run's is below it, see `run_directory`.
 
     Raises:
         ConfigError: If the settings do not fit this machine, or the data.
@@ -108,30 +109,44 @@ def train_cell(study: StudyConfig, cell: Cell, out: Path) -> Trained:
         CommandError: If ranks that were launched failed.
         Stopped: If a signal ended it early.
     """
-    directory = out / RUNS / cell.name
+    directory = run_directory(cell, out)
     directory.mkdir(parents=True, exist_ok=True)
     tables = cell.arm.tables_of(cell.seed)
     apply_override(tables, ("run", "directory"), str(directory))
+    config, kept = build_config(tables), bare_within(tables)
     file = directory / "train.toml"
-    file.write_text(as_toml(tables))
-    config = load_config(file)
+    file.write_text(as_toml(kept))
     if launcher := study.launcher:
+        if kept != tables:
+            raise ConfigError(
+                "study.launch is set, and a URL of the settings holds a secret, which the ranks "
+                "would have to read from a file; give credentials by variables of the "
+                "environment, or leave study.launch out"
+            )
         _launch([*launcher, sys.executable, "-m", "tonari", "train", str(file)], directory)
     elif not (ended := train(config, quiet=True)).finished:
         raise Stopped(ended.stopped_by)
-    trained = replace(read_metrics(directory), **_wrong_shares(study, config))
-    if not study.keep_runs:
-        shutil.rmtree(directory)
-    return trained
+    return replace(read_metrics(directory), **_wrong_shares(study, config))
+
+
+def run_directory(cell: Cell, out: Path) -> Path:
+    """Name the directory of a cell's run, below that of the study."""
+    return out / RUNS / cell.name
 
 
 def _launch(command: list[str], directory: Path) -> None:
     """Start the ranks of a run, and wait for them; they end with this process's wait."""
     log = directory / "ranks.log"
     with log.open("w") as written:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=written, stderr=subprocess.STDOUT
-        )
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=written, stderr=subprocess.STDOUT
+            )
+        except OSError as error:
+            raise CommandError(
+                f"study.launch: {command[0]!r} cannot be started ({error}); name a launcher that "
+                "this machine has, such as mpiexec or srun"
+            ) from error
         try:
             status = process.wait()
         except BaseException:
@@ -238,4 +253,4 @@ def _value(value: object) -> str:
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, float):
         return repr(value)
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)

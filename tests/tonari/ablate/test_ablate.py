@@ -232,7 +232,8 @@ def test_a_broken_cell_is_named_with_its_cure(study, capsys):
     whole = json.loads(broken.read_text())
     spoilt: list[dict[str, object]] = [
         {"train_s": "soon"}, {"cost_rows": float("nan")}, {"accuracy": None}, {"epochs": 3},
-        {"epochs": ["first"]}, {"epochs": [{"train_s": 1.0, "accuracy": "all"}]},
+        {"epochs": ["first"]}, {"epochs": [{"train_s": 1.0}]},
+        {"epochs": [{"train_s": 1.0, "accuracy": "all"}]},
     ]  # fmt: skip
     for content in ('{"accuracy"', "[]", *(json.dumps(whole | bad) for bad in spoilt)):
         broken.write_text(content)

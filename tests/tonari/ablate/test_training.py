@@ -272,3 +272,38 @@ def test_a_run_that_was_not_ended_gives_no_figures(study):
     (directory / "metrics.jsonl").write_text("\n".join(lines[:-1]))
     with pytest.raises(KeyboardInterrupt, match="0 of 1 epochs are trained"):
         read_metrics(directory)
+
+
+def test_a_run_is_kept_until_its_cell_is(study, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    one = load_study(study, ("study.seeds=1",))
+    monkeypatch.setattr("tonari.ablate.cells.write_json", full)
+    with pytest.raises(OSError, match="No space left"):
+        trained(one)
+    (directory,) = Path("out/runs").iterdir()
+    before = (directory / "metrics.jsonl").read_bytes()
+    monkeypatch.undo()
+    monkeypatch.chdir(study.parent)
+    found, errors = trained(load_study(study, ("study.seeds=1", "study.keep_runs=true")))
+    assert (len(found), errors) == (2, [])
+    assert (directory / "metrics.jsonl").read_bytes() == before, "it was not trained anew"
+
+
+def test_a_secret_of_a_url_stays_out_of_all_files(study):
+    url = "https://user:hunter2@127.0.0.1:9/train.parquet?sig=hunter2"
+    one = load_study(study, (f"data.train={url}", "study.seeds=1"))
+    found, errors = trained(one)
+    assert (found, len(errors)) == ([], 2)
+    launched = load_study(study, (f"data.train={url}", "study.seeds=1", "study.launch=mpiexec"))
+    assert all("a URL of the settings holds a secret" in error for error in trained(launched)[1])
+    files = [path for path in Path("out").rglob("*") if path.is_file()]
+    assert any(path.name == "train.toml" for path in files)
+    assert not [path for path in files if b"hunter2" in path.read_bytes()]
+
+
+def test_a_launcher_that_is_not_there_is_named(study):
+    _, errors = trained(load_study(study, ("study.seeds=1", "study.launch=mpiexek -n 2")))
+    assert all("study.launch: 'mpiexek' cannot be started" in error for error in errors)
+    assert len(errors) == 2
