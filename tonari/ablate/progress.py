@@ -19,7 +19,7 @@ class Event:
         kind: ``"begun"``, ``"done"`` or ``"failed"``; ``"refused"`` is of no cell: nothing can be
             trained, for the reason in ``error``.
         cell: Its file's name.
-        accuracy: When done; ``test_loss`` likewise.
+        accuracy: When done, as is ``test_loss``.
         wall_s: When done.
         error: When failed or refused.
     """

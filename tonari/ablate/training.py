@@ -46,7 +46,7 @@ class Point:
         epoch: Which one.
         loss: Mean weighted training loss.
         accuracy: Of the test data, in [0, 1]; None where nothing was evaluated.
-        test_loss: Mean loss on the test data; None likewise.
+        test_loss: Mean loss on the test data; None where nothing was evaluated.
         train_s: Seconds of training until its end; see `Trained`, as for the next one.
         rows_trained: Rows until its end.
         hidden_fraction: Share of the rows that it left out.
@@ -69,7 +69,7 @@ class Trained:
         epochs: What is known after each.
         accuracy: Of the test data after the last epoch: that of the averaged weights, if there are
             some.
-        test_loss: Likewise.
+        test_loss: Of the same weights.
         wall_s: Seconds that its epochs took, evaluations and checkpoints included.
         train_s: Seconds of steps, selections, exchange and passes for new scores.
         rows_trained: Rows passed forward and backward, padding left out.
@@ -80,7 +80,7 @@ class Trained:
         hidden_precision: Share of these, over all epochs, that are wrong; rows that no epoch has,
             such as excluded ones, count too. None where nothing is left out, or nothing is known to
             be wrong.
-        hidden_recall: Share of the wrong ones that is left out, mean over epochs; None likewise.
+        hidden_recall: Share of the wrong ones that is left out, mean over epochs; None as above.
     """
 
     epochs: tuple[Point, ...]
