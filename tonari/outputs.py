@@ -42,7 +42,7 @@ def check_page(flag: str, path: Path | None) -> None:
 
 
 def check_report(flag: str, path: Path | None) -> None:
-    """Refuse a page with plots, likewise."""
+    """Refuse a page with plots that cannot be written."""
     check_page(flag, path)
     if path is not None:
         import matplotlib  # noqa: F401

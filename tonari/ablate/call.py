@@ -190,6 +190,7 @@ class Call:
         array = Array(
             out=given.out.absolute(),
             study=given.study,
+            config=Path(self.study.study.config) if self.study.study.config else None,
             begin=tuple([*self._args(), "--command", self.command,
                          "--cells-per-task", str(given.cells_per_task)]),
             num_tasks=-(-len(missing) // given.cells_per_task),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from dataio.base.location import shown
 from tonari.errors import CommandError
 
 LOGS = "slurm"
@@ -38,6 +39,7 @@ class Array:
     Attributes:
         out: Directory of the study.
         study: Its file.
+        config: The file that it changes; None: it says all itself.
         begin: Arguments that follow the study file, for every task.
         num_tasks: One for each group of missing cells.
         at_once: Tasks that may run at the same time; None: as Slurm sees fit.
@@ -46,6 +48,7 @@ class Array:
 
     out: Path
     study: Path
+    config: Path | None
     begin: tuple[str, ...]
     num_tasks: int
     at_once: int | None
@@ -54,15 +57,23 @@ class Array:
     def tasks(self, copy: Path) -> Submission:
         """The array itself."""
         limit = f"%{self.at_once}" if self.at_once else ""
-        script = _script(copy, [*self.begin, "--task"], after=' "$SLURM_ARRAY_TASK_ID"')
+        script = _script(copy, [*self._begin(copy), "--task"], after=' "$SLURM_ARRAY_TASK_ID"')
         array = f"--array=0-{self.num_tasks - 1}{limit}"
         return self._submission(copy, "cells", script, "%A_%a", ["--requeue"], [array])
 
     def report(self, copy: Path, job: str) -> Submission:
         """The job that writes the report when all tasks have ended, however they did."""
-        script = _script(copy, [*self.begin, "--report-only"])
+        script = _script(copy, [*self._begin(copy), "--report-only"])
         after = f"--dependency=afterany:{job}"
         return self._submission(copy, "report", script, "%j", [], [after])
+
+    def copies(self, copy: Path) -> dict[Path, Path]:
+        """List what is copied, so that what was submitted is what is trained: file -> copy."""
+        return {self.study: copy} | ({self.config: _config_of(copy)} if self.config else {})
+
+    def _begin(self, copy: Path) -> list[str]:
+        """Let the tasks read the copy of the file that the study changes."""
+        return [*self.begin, *([f"study.config={_config_of(copy)}"] if self.config else [])]
 
     def _submission(
         self, copy: Path, what: str, script: str, log: str, given: list[str], forced: list[str]
@@ -75,6 +86,10 @@ class Array:
         # The last of two is what sbatch takes: the user's above ours, except what must be
         line = ["sbatch", "--parsable", name, output, *given, *self.sbatch_args, *forced, str(path)]
         return Submission(path, script, tuple(line))
+
+
+def _config_of(copy: Path) -> Path:
+    return copy.with_suffix(".config.toml")
 
 
 def _script(copy: Path, args: Sequence[str], *, after: str = "") -> str:
@@ -109,7 +124,8 @@ def submit(array: Array) -> str:
         )
     copy = copy_path(array.out)
     copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.write_bytes(array.study.read_bytes())
+    for file, its_copy in array.copies(copy).items():
+        its_copy.write_text(_without_secrets(file.read_text(), f"{file}"))
     job = _sbatch(array.tasks(copy))
     try:
         report = _sbatch(array.report(copy, job))
@@ -131,9 +147,23 @@ def dry_run(array: Array) -> str:
     return f"{array.tasks(copy)}\n{array.report(copy, '$JOB')}"
 
 
+def _without_secrets(text: str, where: str) -> str:
+    """Refuse what would keep a secret beside the results.
+
+    Raises:
+        CommandError: If a URL in it holds one.
+    """
+    if shown(text) != text:
+        raise CommandError(
+            f"--slurm: {where} has a URL with a secret, which scripts and copies in {LOGS} would "
+            "keep; give credentials by variables of the environment, which sbatch hands on"
+        )
+    return text
+
+
 def _sbatch(submission: Submission) -> str:
     """Submit; returns the job's number."""
-    submission.path.write_text(submission.script)
+    submission.path.write_text(_without_secrets(submission.script, "an argument"))
     ended = subprocess.run(submission.command, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise CommandError(

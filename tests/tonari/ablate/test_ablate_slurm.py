@@ -55,6 +55,8 @@ def bash(script: str, **variables: str) -> "subprocess.CompletedProcess[str]":
 
 def test_the_tasks_of_an_array_train_all_cells_and_its_second_job_reports(study, sbatch, capsys):
     args = ["--slurm", "--cells-per-task", "2", "--jobs", "3"]
+    Path("base.toml").write_text("[optimizer]\nlr = 0.05\n")
+    study.write_text(study.read_text().replace("seeds = 2", 'seeds = 2\nconfig = "base.toml"'))
     assert run(*args, "--slurm-args", "--partition=x --array=7") == 0
     assert "submitted job 100 (2 tasks) and job 200" in capsys.readouterr().out
     array, report = calls()
@@ -64,12 +66,14 @@ def test_the_tasks_of_an_array_train_all_cells_and_its_second_job_reports(study,
     assert "--partition=x" in report
     # What was submitted is trained, whatever becomes of the file
     study.write_text("[study")
+    Path("base.toml").write_text("[run")
     second = bash(array[-1], SLURM_ARRAY_TASK_ID="1", SLURM_ARRAY_JOB_ID="100")
     assert second.returncode == 0, second.stderr
     trained = [json.loads(path.read_text()) for path in Path("out/cells").glob("*.json")]
     assert sorted((cell["arm"], cell["seed"]) for cell in trained) == [
         ("plain", 1), ("random, half", 1),
     ]  # fmt: skip
+    assert trained[0]["settings"]["optimizer.lr"] == 0.05
     expected = ["tonari", "ablate", "study.toml", "--out", "out", *args]
     assert shlex.split(trained[0]["command"])[: len(expected)] == expected
     # Killed before its end and requeued, it takes what is left
@@ -120,6 +124,19 @@ def test_a_dry_run_shows_all_and_does_nothing(study, capsys, monkeypatch):
     assert not Path("out").exists()
     assert run("--dry-run") == 2
     assert "--dry-run shows what --slurm would submit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_a_secret_gets_into_no_script_and_no_copy(study, sbatch, capsys, in_file):
+    url = "https://host/train.parquet?sig=hunter2"
+    if in_file:
+        study.write_text(study.read_text().replace("train.parquet", url))
+    assert run("--slurm", *([] if in_file else [f"data.train={url}"])) == 1
+    error = capsys.readouterr().err
+    assert "has a URL with a secret" in error
+    assert "hunter2" not in error
+    files = [path for path in Path("out").rglob("*") if path.is_file()]
+    assert not [path for path in files if b"hunter2" in path.read_bytes()]
 
 
 def test_where_there_is_no_slurm_it_says_so(study, capsys, monkeypatch):
