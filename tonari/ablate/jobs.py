@@ -57,7 +57,7 @@ class CellProcesses:
     def __init__(self, command: Sequence[str], gpus: Sequence[str]) -> None:
         self._command, self._gpus = command, gpus
         self._running: dict[int, subprocess.Popen[str]] = {}
-        self._said: queue.Queue[tuple[int, str | None]] = queue.Queue()
+        self._said: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
 
     def start(self, number: int) -> None:
         """Start the process of a number, on the GPU that is its turn."""

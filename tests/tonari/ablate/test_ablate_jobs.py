@@ -305,3 +305,18 @@ def test_a_filesystem_without_locks_is_named(study, capsys, monkeypatch):
     assert run() == 1
     error = capsys.readouterr().err
     assert "cannot be locked (No locks available), expected a filesystem with locks" in error
+
+
+def test_a_signal_to_the_parent_of_several_ends_all_with_how_far_it_is(study):
+    parent = start("--jobs", "2", "--seeds", "4", "run.epochs=2000")
+    limit = time.monotonic() + 60
+    while len(list(Path("out/runs").glob("*/metrics.jsonl"))) < 2:
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    workers = list(claimed().values())
+    parent.terminate()
+    _, said = parent.communicate(timeout=60)
+    assert parent.returncode == 143
+    assert "Traceback" not in said
+    assert "stopped with 0 of 8 cells there; the same command goes on" in said.splitlines()[-1]
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
