@@ -156,11 +156,32 @@ def test_a_signal_ends_it_with_how_far_it_is(study, capsys, monkeypatch, number,
     assert len(cell_files()) == 4
 
 
-def start(*args: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "tonari", "ablate", "study.toml", "--out", "out", *args]
-    return subprocess.Popen(
-        command, env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
+@pytest.fixture
+def start(study):
+    """Starts `tonari ablate` on the study; what was started ends with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*args: str) -> "subprocess.Popen[str]":
+            command = [sys.executable, "-m", "tonari", "ablate", "study.toml", "--out", "out"]
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [*command, *args], env=ENVIRONMENT, stderr=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL, text=True,
+                )
+            )  # fmt: skip
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+def next_event(process: "subprocess.Popen[str]") -> str:
+    """The next line on a cell; a cell may wait for the cache of another before."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if re.match(r"\[\d+/\d+\] ", line):
+            return line
+    pytest.fail("the parent goes on")
 
 
 def claimed() -> dict[str, int]:
@@ -189,18 +210,16 @@ def stop_one_at_work() -> tuple[int, str]:
     pytest.fail("no process claimed a cell within 60 s")
 
 
-def test_a_killed_process_costs_its_cell_and_a_killed_parent_takes_the_others_along(study):
+def test_a_killed_process_costs_its_cell_and_a_killed_parent_takes_the_others_along(start):
     parent = start("--jobs", "2", "--seeds", "4", "run.epochs=10")
-    assert parent.stderr is not None
-    assert parent.stderr.readline().startswith("[1/8]")
+    assert next_event(parent).startswith("[1/8]")
     victim, name = stop_one_at_work()
     os.kill(victim, signal.SIGKILL)
     said = ""
     while "failed" not in said:
-        said = parent.stderr.readline()
-        assert said, "the parent goes on"
+        said = next_event(parent)
     assert "its process was ended by signal 9 (SIGKILL)" in said
-    assert parent.stderr.readline().startswith("["), "others go on"
+    assert next_event(parent), "others go on"
     assert parent.poll() is None
     parent.kill()
     parent.communicate(timeout=60)
@@ -307,7 +326,7 @@ def test_a_filesystem_without_locks_is_named(study, capsys, monkeypatch):
     assert "cannot be locked (No locks available), expected a filesystem with locks" in error
 
 
-def test_a_signal_to_the_parent_of_several_ends_all_with_how_far_it_is(study):
+def test_a_signal_to_the_parent_of_several_ends_all_with_how_far_it_is(start):
     parent = start("--jobs", "2", "--seeds", "4", "run.epochs=2000")
     limit = time.monotonic() + 60
     while len(list(Path("out/runs").glob("*/metrics.jsonl"))) < 2:

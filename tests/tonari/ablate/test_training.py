@@ -292,7 +292,7 @@ def test_a_run_is_kept_until_its_cell_is(study, monkeypatch):
 
 
 def test_a_secret_of_a_url_stays_out_of_all_files(study):
-    url = "https://user:hunter2@127.0.0.1:9/train.parquet?sig=hunter2"
+    url = "memory://user:hunter2@nowhere/train.parquet?sig=hunter2"
     one = load_study(study, (f"data.train={url}", "study.seeds=1"))
     found, errors = trained(one)
     assert (found, len(errors)) == ([], 2)
