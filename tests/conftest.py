@@ -3,6 +3,7 @@
 import gc
 import math
 import os
+import signal
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -67,6 +68,14 @@ def _plain_environment(
         if name.startswith(LAUNCHER_PREFIXES):
             monkeypatch.delenv(name)
     monkeypatch.setenv("TONARI_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def heard_interrupts() -> Iterator[None]:
+    """Let Ctrl-C reach this process and what it starts, though a shell's background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

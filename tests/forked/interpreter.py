@@ -2,7 +2,8 @@
 
     python -I -S interpreter.py SOCKETS [-u] (SCRIPT | -m MODULE | -c CODE) ARGUMENTS...
 
-What a process inherits goes with the request: variables, open files, working directory, limits.
+What a process inherits goes with the request: variables, open files, working directory, limits,
+which signals are ignored.
 Signals are passed on, and this process ends as the forked one ends. If this one is killed, the
 zygote kills the forked one. What a zygote cannot give (see `refusal` in `zygote.py`) begins anew:
 then this process becomes Python itself. Imports little, so it starts in milliseconds.
@@ -23,7 +24,9 @@ from typing import Any
 
 RANKS = ("PMI_RANK", "RANK")
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
-PASSED_ON = ("HUP", "INT", "QUIT", "ABRT", "USR1", "USR2", "TERM")
+PASSED_ON = tuple(
+    getattr(signal, f"SIG{name}") for name in ("HUP", "INT", "QUIT", "ABRT", "USR1", "USR2", "TERM")
+)
 LENGTH = struct.Struct("!Q")
 MOST_FILES = 200
 """What one message can carry is 253."""
@@ -78,7 +81,12 @@ class Forked:
 
 
 def ask(
-    path: str, arguments: Sequence[str], *, environ: Mapping[str, str], files: Mapping[int, int]
+    path: str,
+    arguments: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    files: Mapping[int, int],
+    ignored: Sequence[int],
 ) -> Forked:
     """Ask the zygote at a socket for a process.
 
@@ -87,6 +95,7 @@ def ask(
         arguments: As Python's own.
         environ: All of its variables.
         files: Its open files: by its number, the number here.
+        ignored: Signals that it ignores as it begins.
 
     Raises:
         Refused: If it has to begin anew.
@@ -99,6 +108,7 @@ def ask(
         "limits": limits(),
         "place": place(),
         "files": list(files),
+        "ignored": list(ignored),
     }
     words = json.dumps(request).encode()
     connection = socket.socket(socket.AF_UNIX)
@@ -110,6 +120,11 @@ def ask(
     except BaseException:
         connection.close()
         raise
+
+
+def ignored() -> list[int]:
+    """Which signals this process ignores, as those that it starts do."""
+    return [number for number in PASSED_ON if signal.getsignal(number) == signal.SIG_IGN]
 
 
 def limits() -> dict[str, list[int]]:
@@ -164,14 +179,14 @@ def main(sockets: str, arguments: list[str]) -> None:
         if forked is not None:
             _send(forked, signals)
 
-    numbers = [getattr(signal, f"SIG{name}") for name in PASSED_ON]
-    kept = {number: signal.signal(number, pass_on) for number in numbers}
+    not_heard = ignored()
+    kept = {number: signal.signal(number, pass_on) for number in PASSED_ON}
     try:
         if len(files) > MOST_FILES:
             raise Refused("too many open files")
         forked = ask(
             paths[int(rank) % len(paths)], arguments, environ=os.environ,
-            files={number: number for number in files},
+            files={number: number for number in files}, ignored=not_heard,
         )  # fmt: skip
     except Refused:
         for number, handler in kept.items():

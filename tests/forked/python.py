@@ -13,7 +13,7 @@ from pathlib import Path
 
 from typing_extensions import Self
 
-from tests.forked.interpreter import Forked, ask
+from tests.forked.interpreter import Forked, ask, ignored
 
 ROOT = Path(__file__).parents[2]
 MODULES = (
@@ -59,7 +59,7 @@ class ForkedPython:
         self, arguments: Sequence[str], *, environ: Mapping[str, str], files: Mapping[int, int]
     ) -> Forked:
         """Start a process without a command; see ``interpreter.ask``."""
-        return ask(self.sockets[0], arguments, environ=environ, files=files)
+        return ask(self.sockets[0], arguments, environ=environ, files=files, ignored=ignored())
 
     def _start(self, path: str) -> None:
         # Arrow's allocator would have a thread, beside which no process should be forked.

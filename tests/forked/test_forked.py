@@ -128,6 +128,7 @@ IN_PLACES = ("trainer/resume", "train_epochs")
 SLEEP = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 
 
+@pytest.mark.usefixtures("heard_interrupts")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_command_ends_the_process(forked_python: ForkedPython, number: int):
     command = [*forked_python.command, "-c", SLEEP]

@@ -3,7 +3,11 @@
 import os
 import select
 import signal
+import subprocess
 from contextlib import closing
+from typing import Any
+
+import pytest
 
 from tests.forked.interpreter import Forked
 from tests.forked.python import ForkedPython
@@ -37,3 +41,16 @@ def test_a_process_that_ends_as_it_is_to_be_killed_takes_nothing_along() -> None
             assert process.wait() == -signal.SIGKILL
         with closing(fork("raise SystemExit(3)")) as process:
             assert process.wait() == 3
+
+
+@pytest.mark.usefixtures("heard_interrupts")
+@pytest.mark.parametrize("zygote_hears", [signal.SIG_IGN, signal.default_int_handler])
+def test_what_a_process_ignores_is_up_to_whoever_asks_for_it(zygote_hears: Any) -> None:
+    look = "import signal, sys; sys.exit(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)"
+    signal.signal(signal.SIGINT, zygote_hears)
+    with ForkedPython(job_environ(), modules=("json",), zygotes=1) as zygote:
+        command = [*zygote.command, "-c", look]
+        for hears in (signal.SIG_IGN, signal.default_int_handler):
+            signal.signal(signal.SIGINT, hears)
+            ended = subprocess.run(command, env=job_environ(), timeout=60, check=False)
+            assert ended.returncode == (hears == signal.SIG_IGN)

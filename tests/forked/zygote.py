@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tests.forked.interpreter import LENGTH, MOST_FILES, limits, place
+from tests.forked.interpreter import LENGTH, MOST_FILES, ignored, limits, place
 
 READ_LATER = (
     "TONARI_", "PMI_", "PMIX_", "MPI_", "MPIR_", "MPIEXEC_", "MPICH_", "HYDRA_", "HYDI_", "OMPI_",
@@ -217,6 +217,9 @@ def become(request: dict[str, Any], files: list[int], added: dict[str, str]) -> 
     for name, limit in request["limits"].items():
         if limit != own[name]:
             resource.setrlimit(getattr(resource, name), tuple(limit))
+    for number in set(request["ignored"]) ^ set(ignored()):
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in request["ignored"] else usual)
     if os.environ.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
     # Both were set while modules were imported; each process has its own.

@@ -129,6 +129,7 @@ def test_a_failed_cell_is_named_and_kept_and_the_others_go_on(
     assert not list(Path("out/cells").glob("*.error"))
 
 
+@pytest.mark.usefixtures("heard_interrupts")
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["term", "int"]
 )
@@ -139,12 +140,7 @@ def test_a_signal_ends_it_with_how_far_it_is(study, capsys, monkeypatch, number,
         return train_cell(*args, **kwargs)
 
     monkeypatch.setattr("tonari.ablate.cells.train_cell", train)
-    # Ignored where the tests themselves run in the background of a shell
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        assert run() == status
-    finally:
-        signal.signal(signal.SIGINT, before)
+    assert run() == status
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == (
         "tonari ablate: stopped with 1 of 4 cells there; the same command goes on with the others"
