@@ -21,6 +21,7 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
 
     A parameter that some replicas have not used counts as zeros there, as in one process that adds
     up their gradients; one that none has used keeps no gradient. Sparse gradients become dense.
+    Only a rank that has not used all parameters waits for the device.
 
     Sums are taken in the same order in every step of every start of a run. Taking the mean of what
     is a mean already changes nothing, so that gradients may be added up between two calls.
@@ -48,7 +49,10 @@ def _average(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
     flat[: -len(parameters)] /= dist.get_world_size(group)
     shaped = [mean.view_as(each) for mean, each in zip(means, real, strict=True)]
     foreach.copy_(real, shaped)
-    for parameter, grad, count in zip(parameters, grads, counts.tolist(), strict=True):
+    # What this rank has used needs no count.
+    uses_all = all(each.grad is not None for each in parameters)
+    counted = [1] * len(parameters) if uses_all else counts.tolist()
+    for parameter, grad, count in zip(parameters, grads, counted, strict=True):
         parameter.grad = grad if count else None
 
 
