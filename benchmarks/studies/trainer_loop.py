@@ -7,14 +7,16 @@ losses back to the loader, metrics, progress, order hash, and checkpoints where
 memory, on the device. Data are real: JPEG of CIFAR-10 (Parquet with ``jpg`` and ``cls``), or a
 text. The ways take turns, an epoch each, so that what else the machine does hits all of them.
 Ratios are of the trainer to another way, within a turn, then their median; the first two turns warm
-up.
+up. ``issuing_ratio`` is of the processor time of the thread that trains, which the loader's threads
+have no part in: with ``--tiny`` models that is nearly all Python, which a fast GPU would wait for.
 
 On a GPU, `torch.profiler` tells how long the kernels of the trainer's second epoch keep it busy
 (that does not depend on the profiler, which slows down what launches them); over the time of an
 epoch without it, the rest is idle. In bfloat16 the bare loops use autocast.
 
     OMP_NUM_THREADS=1 python -m benchmarks.studies.trainer_loop --images cifar10-train.parquet \
-        --text tinyshakespeare.txt [--models resnet vit gpt] [--device cuda] [SECTION.KEY=VALUE ...]
+        --text tinyshakespeare.txt [--models resnet vit gpt] [--tiny] [--device cuda]
+        [SECTION.KEY=VALUE ...]
 """
 
 import argparse
@@ -51,6 +53,11 @@ MODELS = {
     "vit": 'kind = "vit"\nnum_classes = 10\npatch = 4\nwidth = 128\ndepth = 4\nheads = 4',
     "gpt": 'kind = "gpt"\nwidth = 192\ndepth = 4\nheads = 6',
 }
+TINY = {
+    "resnet": ["model.depth=8"],
+    "vit": ["model.width=16", "model.depth=2", "model.heads=2"],
+    "gpt": ["model.width=16", "model.depth=2", "model.heads=2"],
+}
 WARM_UP = 2
 """Turns that do not count."""
 
@@ -68,6 +75,7 @@ class Turns:
     def __init__(self, others: dict[str, Epoch], device: torch.device) -> None:
         self.step_s: defaultdict[str, list[float]] = defaultdict(list)
         self.cpu_s: defaultdict[str, list[float]] = defaultdict(list)
+        self.issuing_s: defaultdict[str, list[float]] = defaultdict(list)
         self.busy_s = 0.0
         self._profile: profile | None = None
         self._others, self._device = others, device
@@ -101,8 +109,10 @@ class Turns:
     def _start(self) -> None:
         self._wait()
         self._started, self._began = time.perf_counter(), time.process_time()
+        self._issued_from = time.thread_time()
 
     def _note(self, way: str, num_steps: int) -> None:
+        self.issuing_s[way].append((time.thread_time() - self._issued_from) / num_steps)
         self._wait()
         self.step_s[way].append((time.perf_counter() - self._started) / num_steps)
         self.cpu_s[way].append((time.process_time() - self._began) / num_steps)
@@ -189,10 +199,12 @@ def measure(config: Config, job: Job, directory: Path) -> dict[str, object]:
     for way, times in turns.step_s.items():
         median_s = statistics.median(times[WARM_UP:])
         figures[f"{way}_step_ms"] = 1e3 * median_s
+        figures[f"{way}_issuing_ms"] = 1e3 * statistics.median(turns.issuing_s[way][WARM_UP:])
         figures[f"{way}_samples_per_s"] = config.data.batch_size / median_s
     for way in others:
         figures[f"wall_ratio_to_{way}"] = turns.ratio(way, turns.step_s)
         figures[f"cpu_ratio_to_{way}"] = turns.ratio(way, turns.cpu_s)
+        figures[f"issuing_ratio_to_{way}"] = turns.ratio(way, turns.issuing_s)
     if job.device.type == "cuda":
         figures["device"] = torch.cuda.get_device_name(job.device)
         figures["gpu_idle_fraction"] = 1 - turns.busy_s / step_s
@@ -247,7 +259,8 @@ def make_config(kind: str, args: argparse.Namespace, directory: Path) -> Config:
         f'[run]\nepochs = {args.repeats + WARM_UP}\ndirectory = "{own / "run"}"\nlog_steps = 10\n'
         f'device = "{args.device}"\ncheckpoint_epochs = 0\n'
     )
-    return load_config(own / "run.toml", args.overrides)
+    tiny = ["data.batch_size=2", "run.log_steps=50", *TINY[kind]] if args.tiny else []
+    return load_config(own / "run.toml", [*tiny, *args.overrides])
 
 
 def main() -> None:
@@ -262,6 +275,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=640)
     parser.add_argument("--length", type=int, default=64, help="of a row of text, in tokens")
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--tiny", action="store_true", help="models of nearly no work")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     args = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as scratch, join(device=args.device) as job:

@@ -52,7 +52,7 @@ def check_report(
                 f"report: the batch has no {name!r}, expected one as delivered by the loader; "
                 "give that one, not what was made of it"
             )
-    num_rows = len(batch["slot"])
+    num_rows = batch["slot"].shape[0]
     for name, value in values.items():
         if value is not None and tuple(value.shape) != (num_rows,):
             raise ValueError(

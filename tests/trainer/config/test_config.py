@@ -345,6 +345,13 @@ def test_selective_recomputation_needs_one_way_back(tmp_path: Path, schedule: st
     assert load(tmp_path, "", (given[0], "mesh.checkpointing=full")).mesh.schedule == schedule
 
 
+def test_products_of_compiled_blocks_cannot_be_kept(tmp_path: Path) -> None:
+    given = ("mesh.compile=true", "mesh.checkpointing=selective")
+    with pytest.raises(ConfigError, match=r'"selective" with mesh.compile=true, .*; give'):
+        load(tmp_path, "", given)
+    assert load(tmp_path, "", (given[0], "mesh.checkpointing=full")).mesh.compile
+
+
 def test_blocks_that_compute_again_need_a_way_to_do_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"checkpointing_blocks is 2, but .*; leave it out, or"):
         load(tmp_path, "", ("mesh.checkpointing_blocks=2",))

@@ -1,10 +1,11 @@
-"""Blocks that are alike are compiled once for all of them, whatever a step draws."""
+"""Blocks that are alike are compiled once for all of them, whole, whatever a step draws."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor
 
 from tonari.oracle.trace import NoReports, make_batch
 from tonari.trainer.config.config import build_config
@@ -19,21 +20,20 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, as it looks at
 @pytest.fixture(autouse=True)
 def _without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Trace as a compiler does, and leave out the machine's code."""
-    whole = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda block: whole(block, backend="eager"))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     monkeypatch.setattr("tonari.trainer.mesh.parallelize._find_compiler", lambda: None)
     torch.compiler.reset()
     yield
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_blocks_that_are_alike_are_compiled_once(checkpointing: str) -> None:
+def train_steps(*, compiled: bool, checkpointing: str) -> list[Tensor]:
+    """Train three steps; the weights."""
     config = build_config(
         {
             "data": {"train": "none", "kind": "text", "sequence_length": 8, "batch_size": 4},
             "model": {"kind": "gpt", "width": 16, "depth": 3, "heads": 2},
-            "mesh": {"compile": True, "checkpointing": checkpointing},
+            "mesh": {"compile": compiled, "checkpointing": checkpointing},
             "run": {"device": "cpu"},
         }
     )
@@ -45,3 +45,15 @@ def test_blocks_that_are_alike_are_compiled_once(checkpointing: str) -> None:
         with torch._dynamo.config.patch(error_on_recompile=True):
             for number in range(3):
                 train_step(pipeline, optimizer, NoReports(), [batch], step=number)
+        return [each.detach().clone() for each in pipeline.parameters()]
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_blocks_that_are_alike_are_one_graph_and_compiled_once(checkpointing: str) -> None:
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    compiled = train_steps(compiled=True, checkpointing=checkpointing)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    plain = train_steps(compiled=False, checkpointing=checkpointing)
+    assert all(map(torch.equal, compiled, plain))

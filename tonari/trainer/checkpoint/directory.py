@@ -38,6 +38,10 @@ class Progress:
     so_far: dict[str, float] = field(default_factory=dict)
     skipped: list[list[int]] = field(default_factory=list)
 
+    def stepped(self) -> "Progress":
+        """Count a step."""
+        return Progress(self.epochs, self.steps + 1, self.so_far, self.skipped)
+
 
 def read_progress(path: Path) -> Progress:
     """Read how far the run of a checkpoint had come.

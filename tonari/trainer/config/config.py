@@ -133,6 +133,12 @@ class MeshConfig(Section):
                 "which goes back over a stage twice, so that what came back would stay until the "
                 "second time; leave mesh.swap_blocks out, or choose mesh.schedule=interleaved"
             )
+        if self.checkpointing == "selective" and self.compile:
+            raise ConfigError(
+                'mesh.checkpointing is "selective" with mesh.compile=true, but nobody sees the '
+                "products within a compiled block, so that all would be computed again; give "
+                "mesh.checkpointing=full, or leave it out: a compiler chooses what to keep"
+            )
         if self.swap_blocks and self.compile:
             raise ConfigError(
                 f"mesh.swap_blocks is {self.swap_blocks} with mesh.compile=true, but a compiled "

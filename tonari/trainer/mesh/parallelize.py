@@ -137,10 +137,11 @@ def parallelize(
         others = [number for number in map(int, part.blocks) if number not in swapped]
         chosen = choose_blocks(others, block_worths, checkpointing_blocks)
         for number, block in part.blocks.items():
-            if checkpointing != "none" and int(number) in chosen:
-                recompute(block, selective=checkpointing == "selective", compiled=compile)
             if compile:
-                block.compile()
+                # Without its hooks, which would cut its graph, nor what computes it again.
+                block.forward = torch.compile(block.forward)
+            if checkpointing != "none" and int(number) in chosen:
+                recompute(block, selective=checkpointing == "selective")
         if swap is not None:
             swap.attach([*part.blocks.values()])
         if dtype == "bfloat16" and mesh.size() == 1 and not offload:

@@ -1,5 +1,6 @@
 """One batch forward and back through the stages, on any mesh: gradients, and a score a row."""
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -135,7 +136,7 @@ class Pipeline:
         device: Where the parts are.
         seed: Of what the model draws, such as dropout.
         sequence_parallel: Whether tp peers hold different activations between layers.
-        is_uniform: Whether every forward pass is known to use every weight.
+        is_own: Whether the model is the user's: forward passes may leave out weights, and draw.
 
     Attributes:
         parts: As given.
@@ -160,7 +161,7 @@ class Pipeline:
         device: torch.device,
         seed: int = 0,
         sequence_parallel: bool = False,
-        is_uniform: bool = False,
+        is_own: bool = True,
     ) -> None:
         pp = place.sizes[0]
         check_microbatches(
@@ -169,7 +170,11 @@ class Pipeline:
         )  # fmt: skip
         self.parts, self.place, self.mesh, self.device = list(parts), place, mesh, device
         self._task = task
+        self._task_draws: bool = vars(type(task)).get("draws", True)
+        self._draws = is_own or self._task_draws
         self._cp = mesh["cp"]
+        # To ask a mesh takes as long as a small layer.
+        self._cp_size = self._cp.size()
         self._sharing = sharing_groups(mesh)
         plain = [part for part in parts if not isinstance(part, FSDPModule)]
         self._split = plain * (mesh["tp"].size() > 1)
@@ -200,9 +205,9 @@ class Pipeline:
         self._randomness = Randomness(
             seed=seed, replica=place.replica, microbatches=microbatches, apart=apart, device=device
         )
-        for part in self.parts:
+        for part in self.parts * self._draws:
             self._randomness.attach(part)
-        shares = not is_uniform and bool(self._sharing)
+        shares = is_own and bool(self._sharing)
         self._unequal = [
             Unequal(part, mesh, ends=pp * len(parts) == 1)
             for part in parts
@@ -242,11 +247,11 @@ class Pipeline:
             ValueError: If the batch has another number of rows.
         """
         # Each rank of cp has a part of a row's loss; torch averages over them, as over replicas.
-        self._share = share * self._cp.size() / self._batch_size
+        self._share = share * self._cp_size / self._batch_size
         if self.place.has_target:
             self._weight = batch["weight"]
         self._judges = outcome
-        with self._randomness.drawing(number):
+        with self._randomness.drawing(number) if self._draws else contextlib.nullcontext():
             return self._pass(batch, backward=True, sync=sync)
 
     @torch.no_grad()
@@ -282,12 +287,14 @@ class Pipeline:
     def _pass(self, batch: Batch, *, backward: bool, sync: bool) -> Scored | None:
         inputs = None
         if self.place.has_input:
-            self._randomness.before_task("input")
+            if self._task_draws:
+                self._randomness.before_task("input")
             inputs = self._task.input(batch)
             for leaf in leaves(inputs):
                 self._take(leaf)
         if self.place.has_target:
-            self._randomness.before_task("target")
+            if self._task_draws:
+                self._randomness.before_task("target")
             self._target = self._take(self._task.target(batch))
         self._scores = []
         if self._schedule is None:
@@ -338,7 +345,7 @@ class Pipeline:
     def _set_sync(self, part: nn.Module, sync: bool) -> None:
         if sync != self._syncs and isinstance(part, FSDPModule):
             # Shards of gradients are added up; whole gradients would take a whole part's memory.
-            shards = self.mesh["dp_shard"].size() * self._cp.size() > 1
+            shards = self.mesh["dp_shard"].size() * self._cp_size > 1
             (part.set_requires_all_reduce if shards else part.set_requires_gradient_sync)(sync)
             self._syncs = sync
 
@@ -353,7 +360,7 @@ class Pipeline:
         """Score a microbatch; say its part in the mean of the step."""
         target = _at(self._target, rows)
         losses = self._task.losses(logits, target)
-        check_losses(losses, len(rows))
+        check_losses(losses, rows.shape[0])
         extra = self._extra_loss()
         if extra is not None:
             losses = losses + extra
@@ -361,7 +368,7 @@ class Pipeline:
         if self._judges:
             with torch.no_grad():
                 outcome = self._task.outcome(logits.detach(), target)
-            check_outcome(*outcome, len(rows))
+            check_outcome(*outcome, rows.shape[0])
             scored = Scored(losses.detach(), *outcome)
         self._scores.append(scored)
         if not torch.is_grad_enabled():
@@ -375,19 +382,20 @@ class Pipeline:
         return found
 
     def _collect(self) -> Scored:
-        one = self._scores
-        judged = [[value for value in each if value is not None] for each in one]
-        scored = one[0] if len(one) == 1 else Scored(*map(torch.cat, zip(*judged, strict=True)))
+        scored = self._scores[0]
+        if len(self._scores) > 1:
+            judged = [[value for value in each if value is not None] for each in self._scores]
+            scored = Scored(*map(torch.cat, zip(*judged, strict=True)))
         self._scores = []
-        if self._cp.size() > 1:
+        if self._cp_size > 1:
             dist.all_reduce(scored.loss, group=self._cp.get_group())
         return scored
 
     def _take(self, column: Tensor) -> Tensor:
         # Stages further on cannot see it: they would wait for rows, or take others' for theirs.
-        if len(column) != self._batch_size:
+        if column.shape[0] != self._batch_size:
             raise ValueError(
-                f"rank {self.place.rank}: a batch of {len(column)} rows, expected "
+                f"rank {self.place.rank}: a batch of {column.shape[0]} rows, expected "
                 f"{self._batch_size}: a pipeline's buffers have one size; pad it with rows of "
                 f"weight 0, or make another pipeline for it"
             )
@@ -453,7 +461,8 @@ def _rows_of(inputs: Inputs, rows: Tensor) -> Inputs:
 
 def _at(column: Tensor, rows: Tensor) -> Tensor:
     """Take rows of a batch's column, by their numbers, which follow one another."""
-    if len(rows) == len(column):
+    num_rows = rows.shape[0]
+    if num_rows == column.shape[0]:
         return column
     first = int(rows[0])
-    return column[first : first + len(rows)]
+    return column[first : first + num_rows]

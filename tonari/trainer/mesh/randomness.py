@@ -10,10 +10,9 @@ longer than a small block itself.
 """
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -61,7 +60,7 @@ class Randomness:
         self._base = 0
         self._step, self._step_key = 0, 0
         # Of each place in the model, how often it was passed in this forward pass.
-        self._uses = Counter[int]()
+        self._uses: dict[int, int] = {}
 
     def attach(self, part: nn.Module) -> None:
         """Seed before each block of a part, before what comes before them, and after the last."""
@@ -117,20 +116,24 @@ class Randomness:
         self._base = (self._step_key + number * 0x9E3779B97F4A7C15) % SEEDS
 
     def _reseeding(self, number: int, *, stage: int | None = None) -> Callable[..., None]:
-        # A compiler that looked inside would compile each block anew, and for each seed.
-        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def reseed(*_: object) -> None:
             if self._on:
-                seed = (
-                    self._base + number * 0xD1342543DE82EF95 + self._uses[number] * BY_USE
-                ) % SEEDS
-                self._uses[number] += 1
+                uses = self._uses.get(number, 0)
+                seed = (self._base + number * 0xD1342543DE82EF95 + uses * BY_USE) % SEEDS
+                self._uses[number] = uses + 1
                 if stage is not None:
                     seed_globals(Key((seed + stage * BY_USE) % SEEDS))
                 for generator in self._generators:
                     generator.manual_seed(seed)
 
-        return cast(Callable[..., None], reseed)
+        # A compiler that looked inside would compile each block anew, and for each seed. Where
+        # nothing is compiled, its own hook takes longer than the generators.
+        not_traced = torch.compiler.disable(reseed)
+
+        def hook(*_: object) -> None:
+            (not_traced if torch.compiler.is_compiling() else reseed)()
+
+        return hook
 
 
 @contextmanager

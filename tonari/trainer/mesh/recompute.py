@@ -137,19 +137,13 @@ def saved_bytes(model: nn.Module, values: Sequence[Tensor]) -> int:
     return sum(saved.values())
 
 
-def recompute(block: nn.Module, *, selective: bool, compiled: bool = False) -> None:
-    """Keep of a block's activations its input only, or what is dear to compute again.
-
-    A block that is going to be compiled may not change its input in place.
-    """
+def recompute(block: nn.Module, *, selective: bool) -> None:
+    """Keep of a block's activations its input only, or what is dear to compute again."""
     save = _save_products if selective else _save_nothing
     # Not checkpoint_wrapper: it puts itself into the parameters' names.
     again = partial(checkpoint, use_reentrant=False, context_fn=partial(_contexts, block, save))
-    if compiled:
-        block.forward = partial(again, block.forward)
-    else:
-        # Selective contexts take no operation that the first pass had not, and go back once.
-        block.forward = _Recomputed(block, again, copy=writable if selective else torch.clone)
+    # Selective contexts take no operation that the first pass had not, and go back once.
+    block.forward = _Recomputed(block, again, copy=writable if selective else torch.clone)
 
 
 class _Recomputed:

@@ -355,7 +355,7 @@ def make_pipeline(
     return Pipeline(
         parts, place, mesh, task, schedule=settings.schedule, microbatches=layout.microbatches,
         batch_size=config.data.batch_size, device=device, seed=config.run.seed,
-        sequence_parallel=settings.sequence_parallel, is_uniform=not config.model.is_own,
+        sequence_parallel=settings.sequence_parallel, is_own=config.model.is_own,
     )  # fmt: skip
 
 

@@ -373,15 +373,16 @@ class Run:
             self._observer.step(batches, step, number=self.progress.steps, lr=lr)
             for batch in batches:
                 meter.add(batch)
-            self.progress = replace(self.progress, steps=self.progress.steps + 1)
+            self.progress = self.progress.stepped()
             self._job.watchdog.progress(self.progress.steps)
-            self._line.count(self._loader.step, of=len(self._loader))
+            done, of = self._loader.step, len(self._loader)
+            self._line.count(done, of=of)
             if self.progress.steps % config.run.log_steps == 0:
                 norm = None if step.norm is None else float(step.norm)
                 self._write_step(epoch, meter, {"lr": lr, "gradient_norm": norm})
             stops = self._stop.after_step(self._job.world)
             # An epoch whose steps are done is ended first, so that its line gets written.
-            if self._loader.step == len(self._loader):
+            if done == of:
                 continue
             over, every = self._pace.is_over(self.progress.steps), config.run.evaluate_steps
             if over or (every and self.progress.steps % every == 0):

@@ -37,6 +37,7 @@ class NextTokenInDocument:
             rather than tokens and documents.
     """
 
+    draws = False
     columns = Columns((TOKENS, DOCUMENT), (TOKENS, DOCUMENT))
 
     def __init__(self, *, named: bool = False) -> None:
@@ -74,6 +75,8 @@ class NextTokenInDocument:
 
 class NextTokenOfAll(NextTokenInDocument):
     """The same, and a step descends the mean over all targets of its sequences."""
+
+    draws = False
 
     def num_targets(self, batch: Batch) -> Tensor:
         """Count each sequence's targets: int64[batch]."""

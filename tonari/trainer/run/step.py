@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -13,7 +13,6 @@ from dataio.rows.samples import Batch
 from tonari.trainer.mesh.clip import clip_gradients
 from tonari.trainer.mesh.pipeline import Pipeline
 from tonari.trainer.models.unchanged import state_kept
-from tonari.trainer.run.tasks import CountsTargets
 
 MOST_BATCHES = 1 << 20
 """Of one step; numbers of steps are that far apart."""
@@ -125,19 +124,19 @@ def weigh(pipeline: Pipeline, batches: Sequence[Batch]) -> list[Weighed]:
     Returns:
         The batches; the shares are together 1, and the same on all ranks.
     """
-    task = pipeline.task
-    counts = isinstance(task, CountsTargets)
-    if len(batches) == 1 and not counts:
+    # isinstance of a protocol takes as long as a small layer.
+    count: Callable[[Batch], Tensor] | None = getattr(pipeline.task, "num_targets", None)
+    if len(batches) == 1 and count is None:
         return [Weighed(batches[0], 1.0)]
     # Of each batch, on all replicas: rows that are no padding, and their targets.
     sums = torch.zeros(2, len(batches), dtype=torch.float64, device=pipeline.device)
     targets: list[Tensor] = []
-    if isinstance(task, CountsTargets) and pipeline.place.has_target:
-        targets = [task.num_targets(batch) for batch in batches]
+    if count is not None and pipeline.place.has_target:
+        targets = [count(batch) for batch in batches]
     # The ranks of a replica train the same rows: they count once.
     if pipeline.place.rank == pipeline.place.scorer:
         valid = [batch["sample_id"] >= 0 for batch in batches]
-        of_rows = targets if counts else [torch.ones_like(each) for each in valid]
+        of_rows = targets if count is not None else [torch.ones_like(each) for each in valid]
         sums[0] = torch.stack([each.sum() for each in valid])
         sums[1] = torch.stack([(n * each).sum() for n, each in zip(of_rows, valid, strict=True)])
     dist.all_reduce(sums)

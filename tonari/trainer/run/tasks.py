@@ -22,7 +22,11 @@ class Columns(NamedTuple):
 
 
 class Task(Protocol):
-    """What the trainer asks of a task."""
+    """What the trainer asks of a task.
+
+    A class that says ``draws = False`` of itself draws nothing as it takes its input and target,
+    and needs no generators seeded for it; of its subclasses that says nothing.
+    """
 
     @property
     def columns(self) -> Columns: ...
@@ -67,6 +71,8 @@ class Classify:
         label: Column of integers.
     """
 
+    draws = False
+
     def __init__(self, *, image: str = "image", label: str = "label") -> None:
         self.columns = Columns((image,), (label,))
 
@@ -98,6 +104,8 @@ class NextToken:
         cp: Ranks that share a sequence: each takes its consecutive part of it; None: one does.
     """
 
+    draws = False
+
     def __init__(self, *, tokens: str = "tokens", cp: DeviceMesh | None = None) -> None:
         self.columns = Columns((tokens,), (tokens,))
         self._cp = None if cp is None or cp.size() == 1 else cp
@@ -114,7 +122,8 @@ class NextToken:
         """Compute this rank's part of the mean cross-entropy over all tokens of a row."""
         # floating[batch, places]
         losses = cross_entropy(logits.flatten(0, 1), target.flatten()).view(target.shape)
-        return losses.mean(dim=1) / self._num_parts
+        means = losses.mean(dim=1)
+        return means if self._cp is None else means / self._cp.size()
 
     def outcome(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Judge whole rows, the same on all cp ranks. Collective over cp."""
@@ -125,12 +134,8 @@ class NextToken:
         )
         if self._cp is not None:
             dist.all_reduce(means, group=self._cp.get_group())
-        means = means / self._num_parts
+            means = means / self._cp.size()
         return means[0], means[1].float()
-
-    @property
-    def _num_parts(self) -> int:
-        return 1 if self._cp is None else self._cp.size()
 
     def _part(self, tokens: Tensor) -> Tensor:
         if self._cp is None:
