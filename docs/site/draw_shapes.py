@@ -6,7 +6,7 @@ Pool and slots, an epoch, a quota (how_it_works.md), tiles (grids.md), packing (
 from collections.abc import Sequence
 from pathlib import Path
 
-from draw_ring import STYLE
+from draw_ring import STYLE  # type: ignore[import-not-found]
 
 ASSETS = Path(__file__).parents[1] / "assets"
 MORE = """
