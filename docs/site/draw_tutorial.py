@@ -64,14 +64,14 @@ def picture(title: str, height: int, drawn: Sequence[str]) -> str:
 def main() -> None:
     """Draw all four."""
     FIGURES.mkdir(exist_ok=True)
-    starts = [("first start", 2.95, "2.95 MB"), ("second start", 0.0, "0.00 MB")]
+    starts = [("first start", 3.02, "3.02 MB"), ("second start", 0.0, "0.00 MB")]
     hidden = [0, 27, 29, 22, 22, 18, 18, 11]
     epochs = [
         ("null: from memory", 0.14, "0.14 s"),
         ("DataLoader on the directory", 0.17, "0.17 s, its first 0.42 s"),
         ("staged", 0.08, "0.08 s, its first 0.14 s"),
         ("and an exchange", 0.07, "0.07 s, its first 0.13 s"),
-        ("and hidden rows", 0.10, "0.10 s, its first 0.10 s"),
+        ("and hidden samples", 0.10, "0.10 s, its first 0.10 s"),
     ]
     distances = {
         "Local, no exchange": [0.5] * 5,
@@ -82,7 +82,7 @@ def main() -> None:
         "first_epoch": bars("Read from the shards before the first epoch", starts),
         "two_nodes": lines("Distance of a node's classes", [0, 1, 2, 5, 9], distances),
         "leave_out": bars(
-            "Hidden rows", [(f"epoch {n}", v, f"{v} %") for n, v in enumerate(hidden)]
+            "Hidden samples", [(f"epoch {n}", v, f"{v} %") for n, v in enumerate(hidden)]
         ),
         "filesystem": bars("The last epoch in each way", epochs),
     }

@@ -39,9 +39,9 @@ def test_the_two_commands_are_targets_of_make():
 def check(printed: str) -> None:
     found = re.findall(r"^epoch (\d): loss ([\d.]+), (\d+)% of the rows hidden$", printed, re.M)
     assert [int(epoch) for epoch, _, _ in found] == [*range(6)]
-    losses, rested = ([float(line[column]) for line in found] for column in (1, 2))
+    losses, hidden = ([float(line[column]) for line in found] for column in (1, 2))
     assert losses[-1] < losses[0] / 3
-    assert rested[0] == 0 < max(rested) <= 30
+    assert hidden[0] == 0 < max(hidden) <= 30
 
 
 def test_the_loop_runs_as_pasted(capsys, tmp_path, monkeypatch):
