@@ -11,7 +11,7 @@ import inspect
 import operator
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from itertools import chain
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar
@@ -54,6 +54,23 @@ CURES = {
     "Weighted.weights": "give one number a sample in a list or an array, the name of a field, or a "
     "function of the epoch",
     **dict.fromkeys(FRACTIONS, "0.3 stands for 30 %"),
+    # Arguments of a DataLoader
+    "Loader.num_workers": "leave it out: threads decode; or give workers=dataio.Workers(threads=8)",
+    "Loader.prefetch_factor": "give workers=dataio.Workers(prefetch=2)",
+    "Loader.persistent_workers": "leave it out: they last as long as the loader",
+    "Loader.worker_init_fn": "leave it out: a transform is given its generator",
+    "Loader.multiprocessing_context": "leave it out: processes are started anew",
+    "Loader.generator": "give seed=0",
+    "Loader.collate_fn": "give collate=, and only where samples differ in shape",
+    "Loader.pin_memory": 'give device="cuda": batches arrive there by way of pinned memory',
+    "Loader.pin_memory_device": "give device=",
+    "Loader.in_order": "leave it out: batches always come in order",
+    "Loader.timeout": "give staging=dataio.Staging(retry=dataio.Retry(read_timeout_s=60))",
+    **dict.fromkeys(
+        ("Loader.sampler", "Loader.batch_sampler"),
+        "leave it out: each rank gets its part, in an order of each epoch's own; give shuffle= for "
+        "how far samples move, importance= or exclude= for fewer",
+    ),
 }
 """What to do, by the argument's name, or by that of the class too."""
 
@@ -267,20 +284,23 @@ def checked(kind: C) -> C:
 def checked_call(function: Callable[P, R], *, where: str | None = None) -> Callable[P, R]:
     """Check what a function or method is called with."""
     signature = inspect.signature(function)
-    names = tuple(signature.parameters)
+    parameters = signature.parameters
+    placed = [name for name, its in parameters.items() if its.kind is not its.KEYWORD_ONLY]
     name_of_it = where if where is not None else function.__qualname__
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         hints = _hints(function)
-        pairs = chain(zip(names, args, strict=False), kwargs.items())
         # The usual case, ten times as fast: fields are made for every sample of a transform.
-        if all(name not in hints or fits(value, hints[name]) for name, value in pairs):
-            return function(*args, **kwargs)
+        if len(args) <= len(placed) and kwargs.keys() <= parameters.keys():
+            pairs = chain(zip(placed, args, strict=False), kwargs.items())
+            if all(name not in hints or fits(value, hints[name]) for name, value in pairs):
+                return function(*args, **kwargs)
         try:
             given = signature.bind(*args, **kwargs)
-        except TypeError:
-            return function(*args, **kwargs)  # which says what is missing, or too much
+        except TypeError as error:
+            words = _misfit(name_of_it, signature, args, kwargs) or str(error)
+            raise TypeError(f"{name_of_it}: {words}") from None
         for name, value in given.arguments.items():
             if name in hints:
                 value = given.arguments[name] = _plain(value, hints[name])
@@ -289,6 +309,27 @@ def checked_call(function: Callable[P, R], *, where: str | None = None) -> Calla
         return function(*given.args, **given.kwargs)
 
     return call
+
+
+def _misfit(
+    where: str, signature: inspect.Signature, args: Sequence[object], kwargs: Collection[str]
+) -> str | None:
+    """Say which argument is one too many, and what to give in its place; None: none is."""
+    parameters = signature.parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    known = [name for name in signature.parameters if name != "self"]
+    if unknown := next((name for name in kwargs if name not in known), None):
+        near = nearest(unknown, known, likeness=ALIKE)
+        cure = CURES.get(f"{where}.{unknown}") or (near and f"did you mean {near}?")
+        return f"{unknown} is unknown, expected {_either(known)}; {cure or 'leave it out'}"
+    placed = sum(p.kind is not p.KEYWORD_ONLY for p in parameters)
+    if len(args) > placed:
+        named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in kwargs]
+        extra = shown(repr(args[placed]))[:100]
+        cure = f"give it by its name, such as {named[0]}={extra}" if named else "leave it out"
+        return f"{extra} has no name; {cure}"
+    return None
 
 
 @functools.cache

@@ -1,11 +1,14 @@
 """One validator: what fits an annotation, within its ranges, and how it is put in words."""
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import pytest
+import torch
 
+import dataio
 from dataio.base.checked import (
     ALIKE,
     TOML,
@@ -78,3 +81,25 @@ def test_the_name_that_was_meant() -> None:
     assert nearest("xyz", ["seed", "epochs"]) is not None, "a guess at least"
     assert nearest("xyz", ["seed", "epochs"], likeness=ALIKE) is None
     assert nearest("epocs", []) is None
+
+
+def test_each_argument_of_a_dataloader_is_taken_or_has_advice() -> None:
+    theirs = inspect.signature(torch.utils.data.DataLoader).parameters.keys()
+    for name in theirs - inspect.signature(dataio.Loader).parameters.keys() - {"dataset"}:
+        with pytest.raises(TypeError, match=f"^Loader: {name} is unknown, expected .*; ") as error:
+            dataio.Loader("none", batch_size=4, fields={}, **{name: 1})  # type: ignore[arg-type]
+        assert not str(error.value).endswith("; leave it out"), f"{name}: and why?"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: dataio.Loader("none", 16), r"^Loader: 16 has no name; .* batch_size=16$"),  # type: ignore[misc, call-arg]
+        (lambda: dataio.Workers(thread=1), r"thread is unknown, .*; did you mean threads\?"),  # type: ignore[call-arg]
+        (lambda: dataio.Workers(0, 1), r"^Workers: 0 has no name; .* threads=0$"),  # type: ignore[misc]
+        (lambda: dataio.Loader("none", batch_size=1), r"^Loader\S* missing .* 'fields'$"),  # type: ignore[call-arg]
+    ],
+)
+def test_arguments_too_many_or_too_few_are_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        call()
