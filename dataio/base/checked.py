@@ -65,7 +65,7 @@ CURES = {
     "Loader.pin_memory": 'give device="cuda": batches arrive there by way of pinned memory',
     "Loader.pin_memory_device": "give device=",
     "Loader.in_order": "leave it out: batches always come in order",
-    "Loader.timeout": "give staging=dataio.Staging(retry=dataio.Retry(read_timeout_s=60))",
+    "Loader.timeout": "give dataio.Shards(names, retry=dataio.Retry(read_timeout_s=60))",
     **dict.fromkeys(
         ("Loader.sampler", "Loader.batch_sampler"),
         "leave it out: each rank gets its part, in an order of each epoch's own; give shuffle= for "
