@@ -69,7 +69,8 @@ class Call:
                 "command goes on with the others",
                 file=sys.stderr,
             )
-            return TERMINATED if isinstance(stop, Stopped) else INTERRUPTED
+            is_asked = isinstance(stop, Stopped) and stop.args != ("SIGINT",)
+            return TERMINATED if is_asked else INTERRUPTED
 
     def _train(self) -> int:
         given, out = self.given, self.given.out

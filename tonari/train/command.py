@@ -5,6 +5,8 @@ from pathlib import Path
 
 from tonari.names import EXAMPLES
 
+INTERRUPTED = 130
+
 
 def main(argv: list[str]) -> int:
     """Run the command. Collective under mpiexec and torchrun.
@@ -13,7 +15,7 @@ def main(argv: list[str]) -> int:
         argv: Its arguments, without the command's name.
 
     Returns:
-        The exit status.
+        The exit status: 130 where Ctrl-C ended it.
 
     Raises:
         ConfigError: If the settings are wrong.
@@ -42,11 +44,12 @@ def main(argv: list[str]) -> int:
         return 0
     from tonari.trainer.run.loop import train
 
-    train(
+    summary = train(
         config, resume=given.resume, metrics_path=given.metrics, plan=given.plan,
         skip_steps=parse_skips(given.skip_steps),
     )  # fmt: skip
-    return 0
+    # What a shell goes by, as after any Ctrl-C: the next command of a script is not run.
+    return INTERRUPTED if summary.stopped_by == "SIGINT" else 0
 
 
 def _parser() -> argparse.ArgumentParser:

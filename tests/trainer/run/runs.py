@@ -37,15 +37,17 @@ def run(config: Path, name: str, *overrides: str, resume: str = "auto") -> Summa
     return train(load_config(config, (f"run.directory={directory}", *overrides)), resume=resume)
 
 
-def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """Send this process a SIGTERM in a step; ranks ask for signals after every one."""
+def stop_after(
+    monkeypatch: pytest.MonkeyPatch, steps: int, *, number: signal.Signals = signal.SIGTERM
+) -> None:
+    """Send this process a signal in a step; ranks ask for signals after every one."""
     monkeypatch.setattr("tonari.trainer.watch.stop.ASK_S", 0)
     taken: list[int] = []
 
     def counted(*args: Any, **kwargs: Any) -> Step:
         taken.append(1)
         if len(taken) == steps:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return train_step(*args, **kwargs)
 
     monkeypatch.setattr("tonari.trainer.run.loop.train_step", counted)

@@ -13,6 +13,7 @@ from dataio.base.lines import read_checked_lines
 from dataio.loader import Loader
 from tests.cases import diagonal
 from tests.trainer.run.runs import KAKURENBO, lines, run, stop_after
+from tonari import cli
 from tonari.trainer.checkpoint.export import read_checkpoint
 from tonari.trainer.run.schedule import learning_rate
 from tonari.trainer.run.step import Step, train_step
@@ -113,6 +114,18 @@ def test_stopped_and_resumed_equals_uninterrupted(
     whole, cut = lines(config.parent / "whole"), lines(config.parent / "cut")
     # Of the interrupted epoch too: two sums make one.
     assert cut == [line | {"loss": pytest.approx(line["loss"])} for line in whole]
+
+
+@pytest.mark.usefixtures("heard_interrupts")
+def test_ctrl_c_saves_and_ends_the_command_as_an_interrupted_one(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3, number=signal.SIGINT)
+        command = ["train", str(config), f"run.directory={config.parent / 'run'}"]
+        assert cli.main(command) == 130
+    assert "stopped by SIGINT after 0 epochs, 3 steps" in capsys.readouterr().out
+    assert [p.name for p in (config.parent / "run/checkpoints").iterdir()] == ["step-00000003"]
 
 
 def test_a_signal_that_came_before_the_first_step_lets_each_start_make_one(config: Path) -> None:

@@ -52,6 +52,32 @@ def test_the_same_signal_again_ends_the_process_at_once() -> None:
     assert (ended.returncode, ended.stdout) == (-signal.SIGTERM, b"saves\n")
 
 
+@pytest.mark.usefixtures("heard_interrupts")
+def test_ctrl_c_is_noted_once_there_is_something_to_save(capfd: pytest.CaptureFixture[str]) -> None:
+    with StopRequest() as request:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        request.train(speaks=True)
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        assert request.agreed(single_world())
+        assert request.words == "SIGINT"
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err.count("stops after this step, with a checkpoint") == 1
+
+
+def test_ctrl_c_stays_ignored_in_the_background_of_a_shell() -> None:
+    program = (
+        "import signal; from tonari.trainer.watch.stop import StopRequest\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "with StopRequest() as request:\n"
+        "    request.train(speaks=True)\n"
+        "    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN\n"
+    )
+    subprocess.run([sys.executable, "-c", program], timeout=120, check=True)
+
+
 def test_repeats_of_a_signal_count_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, ended = SetClock(), list[int]()
     monkeypatch.setattr(stop, "time", clock)

@@ -51,7 +51,7 @@ from tonari.trainer.watch.parts import EpochParts
 from tonari.trainer.watch.peak import rates
 from tonari.trainer.watch.plan import read_plan
 from tonari.trainer.watch.profile import StepTrace
-from tonari.trainer.watch.stop import StopRequest
+from tonari.trainer.watch.stop import AT_ONCE, StopRequest
 
 Listener = Callable[[Line], None]
 
@@ -322,6 +322,7 @@ class Run:
         before: Mapping[str, float] = {}
         began = self.progress.steps
         self._skips.check(last=self._most_steps(), run_ends=True)
+        self._stop.train(speaks=self._job.world.rank == 0)
         epochs = self._loader.epochs(self._config.run.epochs)
         while True:
             # The end of the epoch before is inside next: its time belongs to the epoch it opens.
@@ -336,9 +337,9 @@ class Run:
                 self._parts.go_on(self.progress.so_far)
             with self._parts.time("train_s"):
                 # A step a start at least, or a job whose time is short would never get on; none
-                # after SIGTERM, which SIGKILL may follow soon.
+                # after SIGTERM, which SIGKILL may follow soon, or Ctrl-C.
                 asked = self._stop.agreed(self._job.world)
-                stops = asked and (self.progress.steps > began or self.stopped_by == "SIGTERM")
+                stops = asked and (self.progress.steps > began or self.stopped_by in AT_ONCE)
                 whole = not stops and self._train_steps(epoch, meter)
             if not whole:
                 over = self._pace.is_over(self.progress.steps)

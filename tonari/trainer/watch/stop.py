@@ -14,6 +14,9 @@ from dataio.world import World
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What launchers send, and what Slurm can send ahead of the time limit (--signal=USR1@300)."""
 
+AT_ONCE = ("SIGTERM", "SIGINT")
+"""After these a run trains no step more: SIGKILL, or a person's patience, may end soon."""
+
 ASK_S = 1.0
 """Time between two questions to all ranks: a step that takes longer asks every time."""
 
@@ -27,13 +30,15 @@ AGAIN_S = 2.0
 class StopRequest:
     """Notes a signal while it is open; the same one again ends the process at once.
 
-    The signal handler writes, the training loop reads.
+    The signal handler writes, the training loop reads. Ctrl-C is noted from `train` on: before,
+    nothing would be saved, and it interrupts as ever.
     """
 
     def __init__(self) -> None:
         self._asked = 0
         self._noted: dict[int, float] = {}
         self._earlier: dict[int, object] = {}
+        self._speaks = False
         self._steps = 0
         self._due = 1
         self._since = time.monotonic()
@@ -54,6 +59,17 @@ class StopRequest:
     ) -> None:
         for number, earlier in self._earlier.items():
             signal.signal(number, earlier)  # type: ignore[arg-type]
+
+    def train(self, *, speaks: bool) -> None:
+        """From now on a checkpoint may be written: note Ctrl-C too.
+
+        Args:
+            speaks: Whether this rank says on standard error that it was noted.
+        """
+        self._speaks = speaks
+        # Ignored where a shell runs this in its background
+        if self._earlier and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._earlier[signal.SIGINT] = signal.signal(signal.SIGINT, self._note)
 
     @property
     def words(self) -> str:
@@ -88,6 +104,9 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
+        if number == signal.SIGINT and self._speaks and number not in self._noted:
+            words = "tonari: stops after this step, with a checkpoint; Ctrl-C again ends it at once"
+            os.write(2, f"\n{words}\n".encode())
         if number in self._noted and now - self._noted[number] > AGAIN_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
