@@ -131,7 +131,8 @@ class Reports:
     Args:
         metrics: File to which rank 0 adds a line of JSON at the end of each epoch: of all its
             steps, also after `Loader.restore`; else from its ``first_step`` on.
-        progress: Whether rank 0 shows staging on a terminal.
+        progress: Whether rank 0 says on standard error how far staging is: on a terminal in one
+            line, in a log every 30 s and at the end.
         rows: Directory, on a filesystem that all nodes see, for a log of which rows are trained
             when, which `tonari rows` reads: a line an epoch, and what a policy hides in it.
         accumulate: Batches of an optimizer step, >= 1, for that log.

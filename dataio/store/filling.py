@@ -37,7 +37,7 @@ class Filling:
         world: All ranks.
         quota: What the nodes agree on under a quota; None without one.
         shares: Whether other jobs may read the cache once it is whole.
-        shows_progress: Whether this rank shows progress on a terminal.
+        shows_progress: Whether this rank says on standard error how far it is.
         staging: How rows come from the source.
         earlier: One of a pool of fewer samples, whose figures and messages' tags go on.
 

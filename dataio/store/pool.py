@@ -1,7 +1,6 @@
 """A node's pool: rows by slot, and their scores; the parts of it put together."""
 
 import contextlib
-import sys
 from collections.abc import Generator, Iterator, Sequence
 
 import numpy as np
@@ -81,7 +80,7 @@ class Pool:
             world=world,
             quota=self._quota,
             shares=not self._exchanges,
-            shows_progress=arguments.reports.progress and world.rank == 0 and sys.stderr.isatty(),
+            shows_progress=arguments.reports.progress and world.rank == 0,
             staging=arguments.staging,
             earlier=earlier._filling if earlier is not None else None,
         )
