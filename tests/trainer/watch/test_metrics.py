@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from dataio.base.lines import read_checked_lines
+from tests.stand_ins import SetClock
 from tonari.trainer.errors import ConfigError
+from tonari.trainer.watch import metrics
 from tonari.trainer.watch.metrics import Board, MetricsLog, ProgressLine, progress_words
 from tonari.trainer.watch.peak import mfu, peak_flops_per_s
 from tonari.trainer.watch.profile import StepTrace
@@ -77,11 +79,20 @@ def test_a_line_is_on_disk_before_the_next_step(tmp_path: Path) -> None:
         assert steps(log.path) == [1]
 
 
-def test_without_a_terminal_nothing_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    with ProgressLine(shown=True) as line:
-        line.count(1, of=2)
-        line.say("epoch 0")
-    assert capfd.readouterr() == ("", "")
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_log_has_what_is_trained_and_recent_steps_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], shown: bool
+) -> None:
+    clock = SetClock()
+    monkeypatch.setattr(metrics, "time", clock)
+    with ProgressLine(shown=shown) as line:
+        line.begin("training gpt")
+        for now in (1.0, 61.0, 62.0, 130.0):
+            clock.now = now
+            line.count(1, of=2)
+            line.say(f"at {now:.0f} s")
+    said = "training gpt\nat 61 s\nat 130 s\n" if shown else ""
+    assert capfd.readouterr() == ("", said)
 
 
 def test_the_progress_line_says_what_is_known_and_leaves_out_the_rest() -> None:

@@ -43,7 +43,7 @@ from tonari.trainer.run.skips import Skips
 from tonari.trainer.run.step import evaluate, grouped, rescore, train_step
 from tonari.trainer.run.tasks import Task
 from tonari.trainer.run.verify.first_step import FirstStep
-from tonari.trainer.run.words import epoch_words, summary_words
+from tonari.trainer.run.words import begin_words, epoch_words, summary_words
 from tonari.trainer.watch.launch import Job, join
 from tonari.trainer.watch.meter import Figures, Meter, combine_order_hashes
 from tonari.trainer.watch.metrics import Line, ProgressLine, progress_words
@@ -146,7 +146,7 @@ def train(
 
     summary = train_observed(
         config, own, resume=resume, metrics_path=metrics_path, plan=plan, skip_steps=skip_steps,
-        on_epoch=listen,
+        on_epoch=listen, speaks=not quiet,
     )  # fmt: skip
     if summary.rank == 0 and not quiet:
         print(summary_words(summary, config.run.directory), flush=True)
@@ -163,10 +163,11 @@ def train_observed(
     skip_steps: Sequence[range] = (),
     on_epoch: Listener | None = None,
     observer: Observer | None = None,
+    speaks: bool = False,
 ) -> Summary:
     """Train as `train` does, and let ``observer`` look on, by default at the first step.
 
-    Collective.
+    Collective. Rank 0 says on standard error how far it is if it ``speaks``.
     """
     own, observer = own_of(config, own), observer or FirstStep()
     directory = Path(config.run.directory)
@@ -207,6 +208,7 @@ def train_observed(
             in_steps(config, num_replicas=place.num_replicas), job, parallel=parallel,
             optimizer=made, loader=loader, evaluation=evaluation, opened=opened, logs=logs,
             stop=stop, parts=parts, on_epoch=on_epoch, own=own, skips=skips, observer=observer,
+            speaks=speaks,
         )  # fmt: skip
         if found:
             run.restore(found)
@@ -239,6 +241,7 @@ class Run:
         own: What the caller brings.
         skips: Steps to pass over.
         observer: Looks on.
+        speaks: Whether rank 0 says on standard error how far it is.
 
     Attributes:
         progress: What is done.
@@ -262,6 +265,7 @@ class Run:
         own: Own,
         skips: Skips,
         observer: Observer,
+        speaks: bool,
     ) -> None:
         self.progress = Progress()
         self.last: Line | None = None
@@ -294,7 +298,7 @@ class Run:
             run.profile_steps, directory=directory / "profile", rank=rank, device=job.device
         )
         self._trace = opened.enter_context(trace)
-        self._line = opened.enter_context(ProgressLine(shown=rank == 0))
+        self._line = opened.enter_context(ProgressLine(shown=speaks and rank == 0))
 
     @property
     def stopped_by(self) -> str:
@@ -316,6 +320,11 @@ class Run:
             checkpoint=found,
         )  # fmt: skip
         self._observer.begin(begun)
+        words = begin_words(
+            self._config, num_samples=self._loader.num_samples, place=self._pipeline.place,
+            num_steps=self.progress.steps,
+        )  # fmt: skip
+        self._line.begin(words)
 
     def train(self) -> bool:
         """Train the epochs that remain; say whether all are done, rather than stopped."""

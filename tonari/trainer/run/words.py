@@ -1,7 +1,10 @@
-"""A run in words, as its rank 0 prints them: a line an epoch, and one at its end."""
+"""A run in words, as its rank 0 says them: what is trained, a line an epoch, and one at its end."""
 
 from typing import TYPE_CHECKING
 
+from tonari.trainer.config.config import Config
+from tonari.trainer.mesh.mesh import AXES
+from tonari.trainer.mesh.place import Place
 from tonari.trainer.watch.metrics import Line
 from tonari.trainer.watch.parts import off_words
 
@@ -9,6 +12,28 @@ if TYPE_CHECKING:
     from tonari.trainer.run.loop import Summary
 
 RESULTS = ("loss", "evaluation_loss", "accuracy")
+
+
+def begin_words(config: Config, *, num_samples: int, place: Place, num_steps: int) -> str:
+    """Say what is about to be trained.
+
+    Args:
+        config: The run's settings.
+        num_samples: Of the dataset.
+        place: Of this rank.
+        num_steps: That are done.
+    """
+    data, run, mesh = config.data, config.run, config.mesh
+    axes = [f"{axis} {size}" for axis, size in zip(AXES, place.sizes, strict=True) if size > 1]
+    ways = [*axes, mesh.dtype, *(["compiled"] if mesh.compile else [])]
+    rows = data.batch_size * place.num_replicas * config.optimizer.accumulate
+    cut = f"{run.max_steps:,} steps" if run.max_steps else ""
+    length = f"at most {cut}" if cut else f"{run.epochs} epochs"
+    goes_on = f"; goes on after step {num_steps}" if num_steps else ""
+    return (
+        f"training {config.model.kind} ({', '.join(ways)}) on {num_samples:,} samples, "
+        f"{rows:,} a step, {length}; results in {run.directory}{goes_on}"
+    )
 
 
 def epoch_words(line: Line, num_epochs: int) -> str:

@@ -4,6 +4,7 @@ import importlib.util
 import logging
 import math
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -107,18 +108,30 @@ def import_writer() -> "type[SummaryWriter]":
     return SummaryWriter
 
 
+BAR_FIGURES = 4
+"""So many of a step's figures stand beside a bar: epoch, step, loss, speed."""
+SAY_S = 60.0
+"""Between two lines on recent steps in a log."""
+
+
 class ProgressLine:
-    """Shows an epoch's steps on a terminal; where there is none, or no rich, shows nothing."""
+    """Says on standard error how far an epoch is: on a terminal by a bar, in a log by lines."""
 
     def __init__(self, *, shown: bool) -> None:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
+        self._speaks = self._is_log = shown
+        self._next = time.monotonic() + SAY_S
         if shown and sys.stderr.isatty() and importlib.util.find_spec("rich"):
             import rich.console
-            import rich.progress
+            import rich.progress as columns
 
-            console = rich.console.Console(stderr=True)
-            self._bar = rich.progress.Progress(console=console, transient=True)
+            self._is_log = False
+            self._bar = columns.Progress(
+                columns.BarColumn(12), columns.MofNCompleteColumn(), columns.TimeRemainingColumn(),
+                columns.TextColumn("{task.description}"), transient=True,
+                console=rich.console.Console(stderr=True),
+            )  # fmt: skip
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -134,10 +147,19 @@ class ProgressLine:
         if self._bar is not None:
             self._bar.stop()
 
+    def begin(self, words: str) -> None:
+        """Say what is trained."""
+        if self._speaks:
+            print(words, file=sys.stderr, flush=True)
+
     def say(self, words: str) -> None:
-        """Put words beside the bar."""
+        """Put what fits of the words beside the bar; in a log all, once a minute."""
         if self._bar is not None:
-            self._bar.update(self._shown(self._bar), description=words)
+            first = ", ".join(words.split(", ")[:BAR_FIGURES])
+            self._bar.update(self._shown(self._bar), description=first)
+        elif self._is_log and (now := time.monotonic()) >= self._next:
+            self._next = now + SAY_S
+            print(words, file=sys.stderr, flush=True)
 
     def count(self, step: int, *, of: int) -> None:
         """Say how far the epoch is."""
