@@ -1,5 +1,6 @@
 """Values or samples -> the batch that the user gets: padded, collated, transformed as a whole."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,6 +16,8 @@ from dataio.batch.stack import as_tensor
 from dataio.batch.watch import How, TransformWatch
 from dataio.plan.order import PADDING
 from dataio.rows.samples import Batch, BatchTransform, Collate, Sample, Value
+
+log = logging.getLogger(__name__)
 
 SAMPLES_NAMED = 3
 """Of a batch, in an error about it."""
@@ -155,6 +158,15 @@ class Shaper:
         rows = [place for place in bad if pending.slot[place] != PADDING]
         epoch, step = pending.work.epoch, pending.work.step
         with self._lock:
+            if rows and not self.num_skipped:
+                first = int(pending.sample_id[rows[0]])
+                place = "" if self._place_of is None else f" ({self._place_of(first)})"
+                log.warning(
+                    "replica %d: sample %d%s cannot be read and is padding in epoch %d, step %d, "
+                    'as on_error="skip" asks; later ones are counted as skipped_rows in stats: '
+                    'on_error="raise" says what is wrong',
+                    self._replica, first, place, epoch, step,
+                )  # fmt: skip
             self.num_skipped += len(rows)
             # Batches of an earlier epoch that nobody has asked of were not delivered
             self._padded = {k: v for k, v in self._padded.items() if k[0] >= epoch}

@@ -237,7 +237,7 @@ class Filling:
             waits = staging.groups_done < num_groups
             mine = np.array([staging.num_rows, staging.num_bytes, staging.total_rows, waits])
             sums = self._world.allreduce(mine, op="sum", doing="stage rows")
-            if self._shows_progress:
+            if self._shows_progress and (bar or sums[3]):
                 bar = bar or ProgressBar("staging", int(sums[2]), shown=True)
                 bar.add(int(sums[0] - before[0]), num_bytes=int(sums[1] - before[1]))
             before = sums[:3]

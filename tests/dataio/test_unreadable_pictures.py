@@ -343,7 +343,9 @@ WAYS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize(("threads", "batch_size"), [(0, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_of_bad_pictures_is_padding(tar, tmp_path, kind, threads, batch_size) -> None:
+def test_a_batch_of_bad_pictures_is_padding(
+    tar, tmp_path, caplog, kind, threads, batch_size
+) -> None:
     # The first batch has nothing that decodes, whatever the order.
     source = tar(b"", b"", GOOD, b"", GOOD, b"")
     for way, options in WAYS.items():
@@ -354,6 +356,10 @@ def test_a_batch_of_bad_pictures_is_padding(tar, tmp_path, kind, threads, batch_
         with one as loader:
             assert trained(loader, epochs=2) == [2, 2, 4, 4]
             assert loader.stats()["skipped_rows"] == 8
+        said = [each for each in caplog.messages if "is padding in epoch 0" in each]
+        assert len(said) == 1, "of each loader, the first"
+        assert ".tar" in said[0]
+        caplog.clear()
 
 
 def test_a_batch_of_bad_pictures_is_padding_in_processes_too(tar, tmp_path: Path) -> None:
