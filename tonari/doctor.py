@@ -137,7 +137,20 @@ def _show(findings: Iterable[Finding], *, as_json: bool) -> list[Finding]:
             print(f"{finding.verdict:<8} {finding.check}: {finding.found}{cure}", flush=True)
     if as_json and shown:
         print(json_module.dumps({"findings": [asdict(finding) for finding in shown]}))
+    elif shown:
+        print(_verdict(shown))
     return shown
+
+
+def _verdict(findings: list[Finding]) -> str:
+    """Sum up in one line."""
+    broken, look = (
+        ", ".join(finding.check for finding in findings if finding.verdict == verdict)
+        for verdict in ("broken", "look")
+    )
+    if broken:
+        return f"Tonari does not work here yet: mend what is broken ({broken})."
+    return f"Tonari works here; look at: {look}." if look else "Tonari works here: all is fine."
 
 
 def _status(findings: list[Finding]) -> int:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,6 +37,7 @@ from tests.memory_source import MemorySource
 from tests.multirank import launch_command, run_job
 from tests.trainer.digits import write_config
 from tonari import cli
+from tonari.trainer import ConfigError, join
 
 
 @pytest.fixture
@@ -374,3 +376,14 @@ def test_a_bad_sample_that_one_rank_reads_ends_the_job_with_its_message(shard, c
     assert status == 0, said
     assert json.loads(said)["caches"][0]["num_missing"] == 0
     assert_works(shard, cache)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused_before_any_data_is_staged(tmp_path: Path) -> None:
+    words = r"device is 'cuda(:1)?', but torch .* sees no GPU here; give \"cpu\", or look at"
+    for device in ("cuda", "cuda:1"):
+        with pytest.raises(ValueError, match=f"^Loader: {words}"):
+            dataio.Loader("none", batch_size=1, fields={}, cache=tmp_path / "cache", device=device)
+    with pytest.raises(ConfigError, match=f"^run.{words}"), join(device="cuda"):
+        pass
+    assert not (tmp_path / "cache").exists()

@@ -5,13 +5,14 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dataio.base.filesystem import Filesystem
 from dataio.rows import jpeg
 from tests.multirank import Launcher, launch_command, run_job
-from tonari import checks, probes
+from tonari import checks, doctor, probes
 from tonari.checks import Finding
 from tonari.cli import main
 from tonari.doctor import merge
@@ -120,6 +121,21 @@ def test_limits_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert checks.check_shm(tmp_path / "absent").verdict == "look"
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=64 * 2**20))
     assert "--shm-size=1g" in checks.check_shm(tmp_path).cure
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "last"),
+    [
+        (["fine", "fine"], "Tonari works here: all is fine."),
+        (["fine", "look"], "Tonari works here; look at: check 1."),
+        (["broken", "look", "broken"], "mend what is broken (check 0, check 2)."),
+    ],
+)
+def test_the_last_line_is_a_verdict(
+    capsys: pytest.CaptureFixture[str], verdicts: list[Any], last: str
+) -> None:
+    doctor._show((Finding(f"check {n}", v, "") for n, v in enumerate(verdicts)), as_json=False)
+    assert capsys.readouterr().out.splitlines()[-1].endswith(last)
 
 
 def test_what_ranks_found_alike_is_said_once() -> None:

@@ -11,6 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from dataio.arguments import find_device
 from dataio.base.errors import DataioError
 from dataio.world import (
     World,
@@ -61,6 +62,8 @@ def join(
         WorldError: If launchers disagree, or too few files may be opened.
     """
     keep_lines_whole()
+    if device == "cuda":
+        check_gpu()
     on_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     if not on_cuda:
         keep_freed_memory()
@@ -152,6 +155,18 @@ def _open_store(world: World, limit: timedelta) -> Store:
         )
     port = world.allgather(str(own.port if own else 0).encode(), doing="sharing rank 0's port")[0]
     return own or TCPStore(host, int(port), world.world_size, timeout=limit)
+
+
+def check_gpu() -> None:
+    """Refuse to train on a GPU that torch does not see.
+
+    Raises:
+        ConfigError: Says what to look at.
+    """
+    try:
+        find_device("cuda")
+    except ValueError as error:
+        raise ConfigError(str(error).replace("Loader: device", "run.device")) from error
 
 
 def _own_device(world: World) -> torch.device:
