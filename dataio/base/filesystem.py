@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -273,6 +274,14 @@ def check_path(path: object, where: str) -> None:
         )
 
 
+def _free_words(directory: Path) -> str:
+    try:
+        disk = shutil.disk_usage(directory)
+    except OSError:
+        return "how much is free cannot be read"
+    return f"{disk.free / 1e6:,.0f} of {disk.total / 1e6:,.0f} MB are free"
+
+
 @contextlib.contextmanager
 def named(directory: Path, doing: str) -> Iterator[None]:
     """Turn an error of the disk within into a `CacheError` with directory and cure."""
@@ -280,7 +289,10 @@ def named(directory: Path, doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            cure = "free some space or give another directory (cache=..., TONARI_CACHE)"
+            cure = (
+                "free some space or give another directory (cache=..., TONARI_CACHE), or keep "
+                f"fewer rows there (dataio.NodeCache(quota=...)); {_free_words(directory)}"
+            )
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             cure = "make it writable or give another directory (cache=..., TONARI_CACHE)"
         else:

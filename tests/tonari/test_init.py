@@ -4,6 +4,7 @@ import io
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,16 +86,17 @@ def test_the_config_and_the_loop_train_on_the_data_given(tmp_path, monkeypatch, 
     samples = ({"__key__": f"{n}", "png": png(n), "y": b"%d" % (n % 2)} for n in range(70))
     write_shards(samples, tmp_path / "data", shard_samples=40)
     given = ["--data", "data/*.tar", "--image", "png", "--label", "y", "--scheduler", "none"]
-    assert cli.main(["init", ".", *given]) == 0
-    data = load_config(tmp_path / "train.toml").data
-    assert (data.train, data.image, data.label) == ("data/*.tar", "png", "y")
-    loop = (tmp_path / "loop.py").read_text().replace("64, 10, ", "32, 2, ")
+    assert cli.main(["init", "new", *given]) == 0
+    monkeypatch.chdir(tmp_path / "new")  # as the command says
+    data = load_config(Path("train.toml")).data
+    assert (data.train, data.image, data.label) == (f"{tmp_path}/data/*.tar", "png", "y")
+    loop = Path("loop.py").read_text().replace("64, 10, ", "32, 2, ")
     capsys.readouterr()
     exec(compile(loop, "loop.py", "exec"), {"__name__": "__main__"})
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
         "epoch 0", "epoch 1",
     ]  # fmt: skip
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
+    assert sorted(path.name for path in Path().iterdir() if path.is_file()) == [
         "loop.py", "train.toml",
     ]  # fmt: skip
 

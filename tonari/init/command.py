@@ -92,7 +92,10 @@ def write_texts(options: Init, scheduler: Scheduler, *, python: str) -> dict[str
     """
     size = f"{options.nodes}:mpiprocs={options.ranks_per_node}"
     mpiexec = Path(python).with_name("mpiexec")
-    data, image, label = map(json.dumps, (options.data, options.image, options.label))
+    given = options.data
+    if given != Init.data and "://" not in given:  # found from where the files go, too
+        given = str(Path(given).absolute())
+    data, image, label = map(json.dumps, (given, options.image, options.label))
     fields = {
         '"shards/train-*.tar"': data,
         'image = "jpg"': f"image = {image}",
