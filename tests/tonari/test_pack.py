@@ -198,6 +198,9 @@ def test_bad_sources_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "found jpg and png images, expected one" in refused(capsys, tmp_path / "in", out)
     (tmp_path / "bad.parquet").write_bytes(b"no Parquet")
     assert "expected a whole Parquet file" in refused(capsys, tmp_path / "bad.parquet", out)
+    for name in ("corpus.jsonl.zst", "corpus.txt"):
+        (tmp_path / name).write_bytes(b"{}")
+        assert "to pack text give --tokenizer: " in refused(capsys, tmp_path / name, out)
     assert not out.exists()
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dataio.base.errors import SourceError
 from dataio.base.seeding import generator, key
 from tonari.errors import CommandError
+from tonari.pack.documents import PARQUET, kind_of
 from tonari.pack.shards import Sample
 
 IMAGE_SUFFIXES = frozenset(".jpg .jpeg .png .webp .bmp .gif .tif .tiff .ppm".split())
@@ -63,6 +64,11 @@ def open_input(
         paths = [path] if path.exists() else []
     if not paths:
         raise SourceError(f"{src}: found nothing there, expected a Parquet file; check the path")
+    if text := next((each for each in paths if kind_of(each) not in ("", PARQUET)), None):
+        raise SourceError(
+            f"{text}: is text by its suffix, expected Parquet files or a folder of images; to pack "
+            "text give --tokenizer: bytes, a tokenizer.json, or a directory that holds one"
+        )
     return _parquet(paths, columns, shuffle_seed, scratch)
 
 
