@@ -1,5 +1,7 @@
 """What mkdocs does beside its own work: patterns of pages, links out of docs/, two references.
 
+How long sentences and paragraphs are is looked at in `prose.py`.
+
 Links that leave ``docs/`` work where the repository is read and lead nowhere on a site. They become
 names of files there; one that names no file of the repository is a warning, and with
 ``mkdocs build --strict`` an error.
@@ -14,6 +16,8 @@ import os
 import re
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import prose  # type: ignore[import-not-found] # beside this file, where mkdocs looks
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -40,6 +44,8 @@ COMMANDS = (
 def on_config(config: Any) -> Any:
     """Put pages in place of patterns in the navigation; look at what is no page, too."""
     config.nav = expand(config.nav)
+    for said in prose.disallowed(prose.count_pages(), prose.allowed_lengths()):
+        LOG.warning(said)
     _warn_of_absent("README.md", (ROOT / "README.md").read_text())
     return config
 
