@@ -1,16 +1,15 @@
 """What mkdocs does beside its own work: patterns of pages, links out of docs/, two references.
 
-How long sentences and paragraphs are is looked at in `prose.py`.
+`prose.py` looks at how long sentences and paragraphs are, `named.py` at whether what stands in
+backticks is there.
 
 Links that leave ``docs/`` work where the repository is read and lead nowhere on a site. They become
 names of files there; one that names no file of the repository is a warning, and with
 ``mkdocs build --strict`` an error.
 """
 
-import contextlib
 import importlib
 import inspect
-import io
 import logging
 import os
 import re
@@ -18,6 +17,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import prose  # type: ignore[import-not-found] # beside this file, where mkdocs looks
+from defined import COMMANDS, OF_KINDS, help_of  # type: ignore[import-not-found]
+
+import named  # type: ignore[import-not-found]
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -32,13 +34,6 @@ FILE = re.compile(
 COMMIT = re.compile(r"\bcommit [0-9a-f]{7}\b")
 FENCE = re.compile(r"^(```+).*?^\1`*$", re.MULTILINE | re.DOTALL)
 NAMED = ("NodeCache", "Staging", "Workers")
-OF_KINDS = ("shuffle", "importance", "model")
-COMMANDS = (
-    "demo", "init", "train", "pack", "cache ls", "cache inspect", "cache stage", "cache verify",
-    "cache prune", "cache export", "bench loader", "bench io", "bench compare", "bench exchange",
-    "bench importance", "verify", "simulate", "probe", "plan", "search", "ablate", "hardest",
-    "rows", "certify", "export", "doctor",
-)  # fmt: skip
 
 
 def on_config(config: Any) -> Any:
@@ -46,6 +41,12 @@ def on_config(config: Any) -> Any:
     config.nav = expand(config.nav)
     for said in prose.disallowed(prose.count_pages(), prose.allowed_lengths()):
         LOG.warning(said)
+    for page in named.pages():
+        for line, name in named.absent(page.read_text()):
+            LOG.warning(
+                f"{page.relative_to(ROOT)}:{line}: names `{name}`, and there is none; correct it, "
+                "or see docs/site/named.py"
+            )
     _warn_of_absent("README.md", (ROOT / "README.md").read_text())
     return config
 
@@ -155,13 +156,13 @@ def toml_keys() -> str:
 
 def kind_settings(section: str) -> str:
     """Make a table of the kinds of a section: the class, and what a file may set of it."""
-    named = importlib.import_module(f"tonari.trainer.config.{section}").NAMED
+    its = importlib.import_module(f"tonari.trainer.config.{section}").NAMED
     rows = ["| `kind` | is | keys, and their defaults |", "|---|---|---|"]
-    for kind, made_by in named.kinds.items():
-        defaults = ((name, named.default(kind, name)) for name in named.takes(kind))
+    for kind, made_by in its.kinds.items():
+        defaults = ((name, its.default(kind, name)) for name in its.takes(kind))
         keys = (
-            f"`{name}`" + ("" if its is inspect.Parameter.empty else f" `{its!r}`")
-            for name, its in defaults
+            f"`{name}`" + ("" if value is inspect.Parameter.empty else f" `{value!r}`")
+            for name, value in defaults
         )
         rows.append(f"| `{kind}` | `{made_by.__name__}` | {', '.join(keys) or '-'} |")
     return "\n".join(rows) + "\n"
@@ -196,19 +197,5 @@ def _linked(text: str) -> str:
 
 def commands() -> str:
     """Write what each command's --help prints, at 80 columns."""
-    from tonari.cli import main
-
-    before = {name: os.environ.get(name) for name in ("COLUMNS", "NO_COLOR", "TERM")}
-    os.environ.update(COLUMNS="80", NO_COLOR="1", TERM="dumb")
-    parts = []
-    try:
-        for command in COMMANDS:
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed):
-                if status := main([*command.split(), "--help"]):
-                    LOG.warning(f"tonari {command} --help ended with {status}, expected 0")
-            parts.append(f"## tonari {command}\n\n```text\n{printed.getvalue().rstrip()}\n```\n")
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    parts = [f"## tonari {command}\n\n```text\n{help_of(command)}\n```\n" for command in COMMANDS]
     return "\n".join(parts)
