@@ -3,9 +3,9 @@
 `prose.py` looks at how long sentences and paragraphs are, `named.py` at whether what stands in
 backticks is there.
 
-Links that leave ``docs/`` work where the repository is read and lead nowhere on a site. They become
-names of files there; one that names no file of the repository is a warning, and with
-``mkdocs build --strict`` an error.
+Links that leave ``docs/`` work where the repository is read and lead nowhere on a site. Those to
+examples lead to pages made by `shown.py`; others become names of files. One that names no file of
+the repository is a warning, and with ``mkdocs build --strict`` an error.
 """
 
 import importlib
@@ -13,10 +13,12 @@ import inspect
 import logging
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import prose  # type: ignore[import-not-found] # beside this file, where mkdocs looks
+import shown  # type: ignore[import-not-found]
 from defined import COMMANDS, OF_KINDS, help_of  # type: ignore[import-not-found]
 
 import named  # type: ignore[import-not-found]
@@ -31,6 +33,7 @@ MODULE = re.compile(
 FILE = re.compile(
     r"(?<![\w./-])((?:benchmarks|dataio|examples|importance|packaging|shuffle|tests|tonari)/[\w./-]+\.\w+)"
 )
+EXAMPLE = re.compile(r"(?<![\[`])`(examples/[\w./-]*\w)/?`(?![\]`])")
 COMMIT = re.compile(r"\bcommit [0-9a-f]{7}\b")
 FENCE = re.compile(r"^(```+).*?^\1`*$", re.MULTILINE | re.DOTALL)
 NAMED = ("NodeCache", "Staging", "Workers")
@@ -49,6 +52,16 @@ def on_config(config: Any) -> Any:
             )
     _warn_of_absent("README.md", (ROOT / "README.md").read_text())
     return config
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """Add the pages that show the examples; only the list of all is in the navigation."""
+    from mkdocs.structure.files import File, InclusionLevel
+
+    for name, text in shown.example_pages().items():
+        level = InclusionLevel.INCLUDED if name == shown.LIST else InclusionLevel.NOT_IN_NAV
+        files.append(File.generated(config, name, content=text, inclusion=level))
+    return files
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
@@ -111,17 +124,16 @@ def expand(nav: Any) -> Any:
 
 
 def unlink(markdown: str, page: PurePosixPath) -> str:
-    """Turn links to files outside docs/ into their text and, where it is another, their path.
+    """Turn links out of docs/ into links to pages that show examples, or into names of files.
+
+    An example that is named in backticks becomes a link, too.
 
     Args:
         markdown: Of the page.
         page: Its path, from docs/ on.
     """
-    fenced = [match.span() for match in FENCE.finditer(markdown)]
 
     def change(match: re.Match[str]) -> str:
-        if any(start <= match.start() < end for start, end in fenced):
-            return match[0]
         text, target = match[1], match[2]
         path = Path(os.path.normpath(DOCS / page.parent / target))
         if path.is_relative_to(DOCS) and path.suffix == ".md":
@@ -130,10 +142,28 @@ def unlink(markdown: str, page: PurePosixPath) -> str:
             LOG.warning(f"{page}: links to {target}, and there is no {path}; correct the link")
         elif path.is_relative_to(DOCS) and path.is_file() and path.suffix in (".png", ".svg"):
             return match[0]
+        if shows := shown.page_of(path, page):
+            return f"[{text}]({shows})"
         name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else target
         return text if name in text or path.name in text else f"{text} (`{name}`)"
 
-    return LINK.sub(change, markdown)
+    def link(match: re.Match[str]) -> str:
+        shows = shown.page_of(ROOT / match[1], page)
+        return f"[{match[0]}]({shows})" if shows else match[0]
+
+    return _outside_fences(EXAMPLE, link, _outside_fences(LINK, change, markdown))
+
+
+def _outside_fences(
+    pattern: re.Pattern[str], change: Callable[[re.Match[str]], str], markdown: str
+) -> str:
+    fenced = [match.span() for match in FENCE.finditer(markdown)]
+
+    def of_text(match: re.Match[str]) -> str:
+        is_code = any(start <= match.start() < end for start, end in fenced)
+        return match[0] if is_code else change(match)
+
+    return pattern.sub(of_text, markdown)
 
 
 def toml_keys() -> str:

@@ -33,12 +33,27 @@ def test_a_pattern_becomes_its_pages_and_a_section_without_pages_is_left_out():
         ("[words](../glossary.md)", "[words](../glossary.md)"),
         ("[other](https://example.org/a.py)", "[other](https://example.org/a.py)"),
         ("![picture](../results/oracle.png)", "![picture](../results/oracle.png)"),
-        ("```\n[a](../../no.py)\n```", "```\n[a](../../no.py)\n```"),
+        ("[loop](../../examples/own_loop.py)", "[loop](../examples/own_loop.py.md)"),
+        ("[`own`](../../examples/own_loop.py)", "[`own`](../examples/own_loop.py.md)"),
+        ("[all](../../examples)", "[all](../examples/index.md)"),
+        ("`examples/slurm`", "[`examples/slurm`](../examples/slurm/index.md)"),
+        ("`examples/no.py`", "`examples/no.py`"),
+        ("```\n[a](../../no.py) `examples/slurm`\n```",) * 2,
     ],
 )
 def test_a_link_out_of_the_docs_becomes_the_name_of_a_file(caplog, written, shown):
     assert hooks.unlink(written, PAGE) == shown
     assert caplog.records == []
+
+
+def test_every_example_has_a_page_that_shows_it_and_is_in_the_list():
+    pages = hooks.shown.example_pages()
+    every = (ROOT / "examples").rglob("*.[pst]*")
+    files = [path.relative_to(ROOT).as_posix() for path in every if path.suffix != ".pyc"]
+    assert len(files) > 40
+    for name in files:
+        assert (ROOT / name).read_text().rstrip() in pages[f"{name}.md"]
+        assert f"]({name.removeprefix('examples/')}.md) | " in pages[hooks.shown.LIST]
 
 
 def test_a_link_to_no_file_is_a_warning(caplog):
