@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import re
 import sys
 from dataclasses import fields
 from pathlib import PurePosixPath
@@ -54,6 +55,15 @@ def test_every_example_has_a_page_that_shows_it_and_is_in_the_list():
     for name in files:
         assert (ROOT / name).read_text().rstrip() in pages[f"{name}.md"]
         assert f"]({name.removeprefix('examples/')}.md) | " in pages[hooks.shown.LIST]
+
+
+def test_a_block_that_bears_an_examples_name_is_that_example():
+    block = re.compile(r'^```\w+ title="(examples/[^"]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+    pages = [path.read_text() for path in (ROOT / "docs").rglob("*.md")]
+    blocks = [found for page in pages for found in block.findall(page)]
+    assert {"examples/slurm/loop.py", "examples/slurm/loop.sbatch"} <= {name for name, _ in blocks}
+    for name, text in blocks:
+        assert text == (ROOT / name).read_text(), f"copy {name} into its page"
 
 
 def test_a_link_to_no_file_is_a_warning(caplog):
