@@ -23,6 +23,7 @@ COMMANDS = (
     "bench importance", "verify", "simulate", "probe", "plan", "search", "ablate", "hardest",
     "rows", "certify", "export", "doctor",
 )  # fmt: skip
+ANY = "**"
 OPTION = re.compile(r"--[a-z][a-z0-9-]*")
 
 
@@ -34,7 +35,7 @@ class Code:
         modules: By dotted name: what each defines, imports or assigns.
         members: By name of a class: what it defines and sets of itself.
         bases: By name of a class: the classes that it inherits from.
-        arguments: By name of a class or function: what it takes.
+        arguments: By name of a class or function: what it takes; `ANY`: whatever it is given.
         options: ``--option`` of the programs in benchmarks/ and examples/.
         variables: ``TONARI_...`` of the environment.
     """
@@ -104,7 +105,8 @@ def _add_class(code: Code, node: ast.ClassDef, *, is_of_program: bool) -> None:
 
 def _taken(function: ast.FunctionDef) -> set[str]:
     given = function.args
-    return {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+    named = {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+    return named | ({ANY} if given.kwarg else set())
 
 
 def _names(body: list[ast.stmt]) -> Iterator[str]:

@@ -8,7 +8,7 @@ Looked at is what stands in backticks, in a form that says what it must be:
 |---|---|
 | `Loader`, `Loader.save`, `Loader(exclude=)` | a class of ours, its member, its argument |
 | `loader.save` | a member of the class that such a variable is of: `VARIABLES` |
-| `dataio.Loader`, `shuffle.plan` | a module of ours, or what one defines |
+| `dataio.Loader`, `shuffle.plan`, in blocks of Python too | a module of ours, or what one defines |
 | `data.cache.quota`, `run.epochs=3`, `[mesh] tp` | a table and a key of a TOML file |
 | `tonari bench io --size`, in blocks of shell too | a command, and options that it has |
 | `--size` | an option of a command, or of a program in benchmarks/ or examples/ |
@@ -22,13 +22,16 @@ their time, and are not looked at.
 """
 
 import argparse
+import ast
 import functools
 import itertools
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 from defined import (  # type: ignore[import-not-found]
+    ANY,
     COMMANDS,
     OPTION,
     PACKAGES,
@@ -88,6 +91,8 @@ def absent(markdown: str) -> list[tuple[int, str]]:
                 command = re.sub(r"(^|\s)#.*", "", line.replace("\x00", ""))
                 found += [(first, name) for name in _absent_of_shell(command)]
                 first += 1 + line.count("\x00")
+        elif fence[3] == "python":
+            found += _absent_of_python(fence[4], markdown.count("\n", 0, fence.start(4)) + 1)
     text = FENCE.sub(lambda fence: re.sub(r"[^\n]", " ", fence[0]), markdown)
     for paragraph in re.finditer(r"(?:.+\n?)+", text):
         if not COMMIT.search(paragraph[0]):
@@ -95,6 +100,29 @@ def absent(markdown: str) -> list[tuple[int, str]]:
                 line = text.count("\n", 0, paragraph.start() + span.start()) + 1
                 found += [(line, name) for name in _absent(" ".join(span[2].split()))]
     return sorted(found)
+
+
+def _absent_of_python(block: str, first: int) -> list[tuple[int, str]]:
+    """Look at what is used of our packages, and with which keywords."""
+    try:
+        nodes = [*ast.walk(ast.parse(textwrap.dedent(block)))]
+    except SyntaxError:  # what shows where something stands, with dots for the rest
+        return []
+    spans = {
+        (first + node.lineno - 1, ast.unparse(node)): ""
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+    }
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            words = ", ".join(f"{each.arg}=" for each in node.keywords if each.arg)
+            spans[first + node.lineno - 1, ast.unparse(node.func)] = f"({words})"
+    return [
+        (line, name)
+        for (line, span), words in spans.items()
+        if span.partition(".")[0] in ("dataio", "importance", "shuffle", "tonari")
+        for name in _absent(f"{span}{words}")
+    ]
 
 
 def _absent_of_shell(line: str) -> list[str]:
@@ -185,7 +213,7 @@ def _is_ours(named: re.Match[str]) -> bool:
         if owner in code.members and not code.has_member(owner, member):
             return False
     taken = code.takes(names[-1])
-    return not taken or set(_keywords(given)) <= taken
+    return not taken or ANY in taken or set(_keywords(given)) <= taken
 
 
 def _keywords(given: str) -> list[str]:

@@ -72,6 +72,21 @@ def test_options_are_those_of_the_command(monkeypatch):
     assert named.absent("`--json`, `--jason X`, `--requeue`, `--pairs`") == [(1, "--jason")]
 
 
+def test_names_of_our_packages_are_looked_at_in_blocks_of_python():
+    block = """```python
+loader = dataio.Loader(
+    fields={"image": dataio.Image("jpg", sise=224)},
+    shuffle=shuffle.Partail(0.1), bacth_size=8,
+)
+loader.sav(), torch.sav()
+```"""
+    assert named.absent(f"So:\n\n{block}") == [
+        (4, "dataio.Loader(fields=, shuffle=, bacth_size=)"), (5, "dataio.Image(sise=)"),
+        (6, "shuffle.Partail()"),
+    ]  # fmt: skip
+    assert named.absent("```python\ndataio.Laoder(..., *)\n```") == [], "not Python"
+
+
 def test_what_was_there_at_a_commit_may_be_named():
     assert named.absent("`Laoder`,\nat commit 4196f43.") == []
     assert named.absent("`Laoder`.\n\nAt commit 4196f43.") == [(1, "Laoder")]
