@@ -13,7 +13,7 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -34,6 +34,7 @@ FILE = re.compile(
     r"(?<![\w./-])((?:benchmarks|dataio|examples|importance|packaging|shuffle|tests|tonari)/[\w./-]+\.\w+)"
 )
 EXAMPLE = re.compile(r"(?<![\[`])`(examples/[\w./-]*\w)/?`(?![\]`])")
+API = re.compile(r"<!-- api ([\w.]+): ([\w\s]+) -->")
 COMMIT = re.compile(r"\bcommit [0-9a-f]{7}\b")
 FENCE = re.compile(r"^(```+).*?^\1`*$", re.MULTILINE | re.DOTALL)
 NAMED = ("NodeCache", "Staging", "Workers")
@@ -70,6 +71,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         markdown = markdown.replace("<!-- toml keys -->", toml_keys())
     if "<!-- commands -->" in markdown:
         markdown = markdown.replace("<!-- commands -->", commands())
+    markdown = API.sub(lambda names: api(names[1], names[2].split()), markdown)
     path = PurePosixPath(page.file.src_uri)
     if path.parts[0] != "adr":
         _warn_of_absent(path, markdown)
@@ -167,7 +169,7 @@ def _outside_fences(
 
 
 def toml_keys() -> str:
-    """Make a section of each table of a run's file: what its docstring has, and its keys."""
+    """Make a section of each table of a run's file: what its docstring says, and its keys."""
     import griffe
 
     package = griffe.load("tonari.trainer", search_paths=[ROOT])
@@ -175,27 +177,83 @@ def toml_keys() -> str:
     for section in _settings(package["config.config.Config"]):
         made_by = section.annotation.canonical_path
         found = package[made_by.removeprefix("tonari.trainer.")]
-        rows = [
-            f"| `{key.name}` | `{key.annotation}` | {_default(key)} |" for key in _settings(found)
-        ]
-        table = "\n".join(["| key | type | default |", "|---|---|---|", *rows])
-        parts.append(f"## [{section.name}]\n\n{_linked(found.docstring.value)}\n\n{table}\n")
+        parts.append(_table(section.name, found))
+        for key in _settings(found):
+            if (made_by := str(key.annotation)) in NAMED:
+                parts.append(_table(f"{section.name}.{key.name}", griffe.load("dataio")[made_by]))
         parts += [kind_settings(section.name)] if section.name in OF_KINDS else []
     return "\n".join(parts)
 
 
+def api(package: str, names: Iterable[str]) -> str:
+    """Show some of a package's public names, in this order, below a heading of the page."""
+    options = "    options: { heading_level: 3 }"
+    return "\n\n".join(f"::: {_place_of(package, name)}\n{options}" for name in names)
+
+
+def _place_of(package: str, name: str) -> str:
+    """Name a public name; a function of its module's name by its module, which it would mean."""
+    module = getattr(getattr(importlib.import_module(package), name), "__module__", "")
+    return f"{module}.{name}" if module.endswith(f".{name}") else f"{package}.{name}"
+
+
+def _table(name: str, found: Any) -> str:
+    """Make the section of a table: each key with its sentence, type and default."""
+    said = sentences(name, found.docstring.value, [key.name for key in _settings(found)])
+    rows = [
+        f"| `{key.name}` | {said[key.name]} | `{key.annotation}` | {_default(key)} |"
+        for key in _settings(found)
+    ]
+    table = "\n".join(["| key | is | type | default |", "|---|---|---|---|", *rows])
+    return f"## [{name}]\n\n{said['']}\n\n{table}\n"
+
+
+def sentences(table: str, docstring: str, keys: Iterable[str]) -> dict[str, str]:
+    """Take from a class's docstring a sentence for each key; a key that has none is a warning.
+
+    Returns:
+        The sentences by key, in Markdown; under ``""`` what the docstring says before them.
+    """
+    import griffe
+
+    options = {"warnings": False}  # the types stand in the signature
+    text = griffe.Docstring(inspect.cleandoc(docstring), parser="google", parser_options=options)
+    parsed = text.parse()
+    texts = [part.value for part in parsed if part.kind is griffe.DocstringSectionKind.text]
+    said = {
+        each.name: _linked(" ".join(each.description.split()))
+        for part in parsed
+        if part.kind.value in ("attributes", "parameters")
+        for each in part.value
+    }
+    for key in keys:
+        if not said.setdefault(key, ""):
+            LOG.warning(
+                f"{table}.{key} has no sentence, expected one under Attributes or Args in the "
+                "docstring of its class; write it"
+            )
+    return {"": _linked("\n\n".join(texts))} | said
+
+
 def kind_settings(section: str) -> str:
-    """Make a table of the kinds of a section: the class, and what a file may set of it."""
+    """Make a table of the settings of each kind of a section: those that its class takes."""
     its = importlib.import_module(f"tonari.trainer.config.{section}").NAMED
-    rows = ["| `kind` | is | keys, and their defaults |", "|---|---|---|"]
+    parts = []
     for kind, made_by in its.kinds.items():
-        defaults = ((name, its.default(kind, name)) for name in its.takes(kind))
-        keys = (
-            f"`{name}`" + ("" if value is inspect.Parameter.empty else f" `{value!r}`")
-            for name, value in defaults
-        )
-        rows.append(f"| `{kind}` | `{made_by.__name__}` | {', '.join(keys) or '-'} |")
-    return "\n".join(rows) + "\n"
+        said = sentences(f'{section} "{kind}"', inspect.getdoc(made_by) or "", its.takes(kind))
+        first = said[""].partition("\n\n")[0]
+        rows = [
+            f"| `{name}` | {said[name]} | {_value(its.default(kind, name))} |"
+            for name in its.takes(kind)
+        ]
+        head = ["| key | is | default |", "|---|---|---|"] if rows else []
+        table = "\n".join([*head, *rows])
+        parts.append(f'### {section}.kind = "{kind}"\n\n`{made_by.__name__}`: {first}\n\n{table}\n')
+    return "\n".join(parts)
+
+
+def _value(default: object) -> str:
+    return "required" if default is inspect.Parameter.empty else f"`{default!r}`"
 
 
 def _settings(owner: Any) -> list[Any]:
@@ -205,7 +263,7 @@ def _settings(owner: Any) -> list[Any]:
         if member.is_attribute
         and member.annotation is not None
         and "property" not in member.labels
-        and member.name not in ("REST", "settings")
+        and member.name not in ("REST", "settings", "_", "transform")
     ]
 
 
@@ -213,7 +271,7 @@ def _default(attribute: Any) -> str:
     value = "required" if attribute.value is None else str(attribute.value)
     made = re.fullmatch(r"field\(default_factory=(?:lambda: )?(\w+)(\(.*\))?\)", value)
     if made and made[1] in NAMED:
-        return f"of [{made[1]}][dataio.{made[1]}]"
+        return "its own"
     if made:
         value = {"dict": "{}"}.get(made[1], f"{made[1]}()")
     return value if value == "required" else f"`{value}`"

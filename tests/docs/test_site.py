@@ -12,6 +12,7 @@ import pytest
 
 from tests.multirank import ROOT
 from tonari.trainer import Config
+from tonari.trainer.config.config import DataConfig
 
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 hooks = importlib.import_module("hooks")
@@ -72,22 +73,69 @@ def test_a_link_to_no_file_is_a_warning(caplog):
     assert "links to ../../tests/no_such.py, and there is no" in caplog.text
 
 
-def test_every_key_of_a_run_is_in_the_reference():
+def test_every_key_of_a_run_is_in_the_reference_with_a_sentence(caplog):
     pytest.importorskip("griffe")
     made = hooks.toml_keys()
+    assert caplog.records == []
     for name, section in get_type_hints(Config).items():
         assert f"## [{name}]" in made
         for key in fields(section):
-            assert (f"| `{key.name}` |" in made) == (key.name != section.REST)
+            assert sentence(key.name, made) == (key.name != section.REST)
+    for name in ("cache", "staging", "workers"):
+        (table,) = re.findall(rf"## \[data.{name}\]\n(.*?)\n## ", made, re.DOTALL)
+        for key in fields(get_type_hints(DataConfig)[name]):
+            assert sentence(key.name, table) == (key.name != "transform"), key.name
+
+
+def sentence(key: str, table: str) -> bool:
+    return re.search(rf"^\| `{key}` \| [^| ]", table, re.MULTILINE) is not None
 
 
 @pytest.mark.parametrize("section", hooks.OF_KINDS)
-def test_every_setting_of_every_kind_is_in_the_reference(section):
+def test_every_setting_of_every_kind_is_in_the_reference_with_a_sentence(caplog, section):
+    pytest.importorskip("griffe")
     named = importlib.import_module(f"tonari.trainer.config.{section}").NAMED
-    rows = hooks.kind_settings(section).splitlines()
+    made = hooks.kind_settings(section)
+    assert caplog.records == []
     for kind in named.kinds:
-        (row,) = (row for row in rows if row.startswith(f"| `{kind}` |"))
-        assert all(f"`{name}`" in row for name in named.takes(kind))
+        (_, table) = f"{made}\n### ".split(f'### {section}.kind = "{kind}"\n')
+        for key in named.takes(kind):
+            assert sentence(key, table.partition("\n### ")[0]), (kind, key)
+
+
+def test_a_function_that_has_its_modules_name_is_shown_and_not_the_module():
+    shown = hooks.api("importance", ["outcome"]) + hooks.api("tonari.trainer", ["seeded"])
+    assert re.findall(r"::: (\S+)", shown) == [
+        "importance.outcome.outcome", "tonari.trainer.models.seeded.seeded",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["dataio", "shuffle", "importance", "tonari.trainer"])
+def test_the_reference_has_every_public_name_once_and_errors_last(name):
+    page = (ROOT / f"docs/reference/{name.rpartition('.')[2]}.md").read_text()
+    shown = [each for package, names in hooks.API.findall(page) for each in names.split()]
+    package = importlib.import_module(name)
+    assert sorted(shown) == sorted(package.__all__)
+    first = {"dataio": "Loader", "tonari.trainer": "join", "importance": "outcome"}
+    assert shown[0] == first.get(name, "Partial")
+    assert hooks.api(name, [shown[1]]).startswith(f"::: {name}.{shown[1]}\n    options:")
+    is_error = [each.endswith("Error") for each in shown]
+    assert is_error == sorted(is_error)
+
+
+def test_a_key_without_a_sentence_is_a_warning(caplog):
+    pytest.importorskip("griffe")
+    docstring = """What it is.
+
+    Attributes:
+        first: Said of `dataio.Loader`.
+        second:
+    """
+    said = hooks.sentences("run", docstring, ["first", "second", "third"])
+    assert said["first"] == "Said of [`dataio.Loader`][dataio.Loader]."
+    assert [record.message.partition(" has")[0] for record in caplog.records] == [
+        "run.second", "run.third",
+    ]  # fmt: skip
 
 
 def test_a_page_that_names_what_is_not_there_is_found():

@@ -3,16 +3,19 @@
 On a real Slurm: tests/lab/test_sbatch.py.
 """
 
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.multirank import ROOT, job_environ, launch_command, run_job
+from tests.multirank import ROOT, find_descendants, job_environ, launch_command, run_job
 from tests.trainer.digits import write_shard
 
 EPOCHS, STEPS, LIMIT_S = 20, 20 * 6, 120
@@ -50,11 +53,19 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     return {**environment, "PATH": f"{programs}:{environment['PATH']}"}
 
 
-def start(slurm: dict[str, str], log: Path, *end: str) -> "subprocess.Popen[bytes]":
+@contextmanager
+def started(slurm: dict[str, str], log: Path, *end: str) -> Iterator["subprocess.Popen[bytes]"]:
     """Start the script as Slurm would: its log goes on where it was."""
     command = ["bash", str(ROOT / "examples/slurm/loop.sbatch"), *end]
     with log.open("ab") as file:
-        return subprocess.Popen(command, env=slurm, cwd=log.parent, stdout=file, stderr=file)
+        job = subprocess.Popen(command, env=slurm, cwd=log.parent, stdout=file, stderr=file)
+    try:
+        yield job
+    finally:
+        for pid in [*find_descendants(job.pid), job.pid] if job.poll() is None else []:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        job.wait()
 
 
 @pytest.mark.multirank
@@ -67,7 +78,7 @@ def test_on_usr1_two_ranks_save_the_job_is_queued_again_and_goes_on_as_if_nothin
     status, whole = run_job([*program, str(tmp_path / "whole")], env=environment, timeout_s=LIMIT_S)
     assert status == 0, whole
     log, asked_of_slurm = tmp_path / "loop-7.log", tmp_path / "asked-of-slurm"
-    with start(slurm, log, *data) as job:
+    with started(slurm, log, *data) as job:
         deadline = time.monotonic() + LIMIT_S
         while len(STEP.findall(log.read_text())) < 8 and job.poll() is None:
             assert time.monotonic() < deadline, log.read_text()
@@ -79,7 +90,7 @@ def test_on_usr1_two_ranks_save_the_job_is_queued_again_and_goes_on_as_if_nothin
     assert 8 <= stopped < STEPS, said
     assert f"queued again to go on from runs/loop-7/{stopped:08d}\n" in said
     assert asked_of_slurm.read_text() == "requeue 7\n"
-    with start(slurm, log, *data) as job:
+    with started(slurm, log, *data) as job:
         assert job.wait(LIMIT_S) == 0, log.read_text()
     assert STEP.findall(log.read_text()) == STEP.findall(whole)
     assert len(STEP.findall(whole)) == STEPS
@@ -92,7 +103,7 @@ def test_a_loop_that_fails_before_it_saved_is_not_queued_again(
     tmp_path: Path, data: list[str], slurm: dict[str, str]
 ) -> None:
     log = tmp_path / "loop-7.log"
-    with start({**slurm, "PYTHON": "/bin/false"}, log, *data) as job:
+    with started({**slurm, "PYTHON": "/bin/false"}, log, *data) as job:
         assert job.wait(LIMIT_S) == 1
     assert "status 1 and no save after the start: not queued again" in log.read_text()
     assert not (tmp_path / "asked-of-slurm").exists()
