@@ -6,6 +6,7 @@ import re
 import sys
 from dataclasses import fields
 from pathlib import PurePosixPath
+from types import SimpleNamespace
 from typing import get_type_hints
 
 import pytest
@@ -136,6 +137,17 @@ def test_a_key_without_a_sentence_is_a_warning(caplog):
     assert [record.message.partition(" has")[0] for record in caplog.records] == [
         "run.second", "run.third",
     ]  # fmt: skip
+
+
+def test_what_the_checks_find_are_warnings_which_a_strict_build_does_not_pass(monkeypatch, caplog):
+    monkeypatch.setattr(hooks.prose, "count_pages", lambda: {"docs/new.md": (1, 0)})
+    monkeypatch.setattr(hooks.prose, "allowed_lengths", dict)
+    monkeypatch.setattr(hooks.named, "pages", lambda: [ROOT / "README.md"])
+    monkeypatch.setattr(hooks.named, "absent", lambda markdown: [(3, "Laoder")])
+    hooks.on_config(SimpleNamespace(nav=[]))
+    long, absent = (record.message for record in caplog.records if record.levelname == "WARNING")
+    assert long.startswith("docs/new.md has 1 long sentences")
+    assert absent.startswith("README.md:3: names `Laoder`, and there is none")
 
 
 def test_a_page_that_names_what_is_not_there_is_found():
