@@ -5,7 +5,7 @@ It follows the reader's light or dark colours.
 
 from pathlib import Path
 
-from draw_ring import STYLE
+from draw_ring import STYLE  # type: ignore[import-not-found]
 
 NODES, RANKS, LEFT, WIDTH, GAP, TOP = 3, 2, 40, 250, 25, 150
 WORDS = "A cluster: nodes with ranks and a local disk each, one network, one shared filesystem"

@@ -1,6 +1,6 @@
 """What mkdocs does beside its own work: patterns of pages, links out of docs/, two references.
 
-`prose.py` looks at how long sentences and paragraphs are, `named.py` at whether what stands in
+`prose.py` looks at how long sentences and paragraphs are, `backticks.py` at whether what stands in
 backticks is there.
 
 Links that leave ``docs/`` work where the repository is read and lead nowhere on a site. Those to
@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import prose  # type: ignore[import-not-found] # beside this file, where mkdocs looks
+import backticks  # type: ignore[import-not-found] # beside this file, where mkdocs looks
+import prose  # type: ignore[import-not-found]
 import shown  # type: ignore[import-not-found]
 from defined import COMMANDS, OF_KINDS, help_of  # type: ignore[import-not-found]
-
-import named  # type: ignore[import-not-found]
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -45,11 +44,11 @@ def on_config(config: Any) -> Any:
     config.nav = expand(config.nav)
     for said in prose.disallowed(prose.count_pages(), prose.allowed_lengths()):
         LOG.warning(said)
-    for page in named.pages():
-        for line, name in named.absent(page.read_text()):
+    for page in backticks.pages():
+        for line, name in backticks.absent(page.read_text()):
             LOG.warning(
                 f"{page.relative_to(ROOT)}:{line}: names `{name}`, and there is none; correct it, "
-                "or see docs/site/named.py"
+                "or see docs/site/backticks.py"
             )
     _warn_of_absent("README.md", (ROOT / "README.md").read_text())
     return config
@@ -216,7 +215,7 @@ def sentences(table: str, docstring: str, keys: Iterable[str]) -> dict[str, str]
     """
     import griffe
 
-    options = {"warnings": False}  # the types stand in the signature
+    options = griffe.GoogleOptions(warnings=False)  # the types stand in the signature
     text = griffe.Docstring(inspect.cleandoc(docstring), parser="google", parser_options=options)
     parsed = text.parse()
     texts = [part.value for part in parsed if part.kind is griffe.DocstringSectionKind.text]

@@ -67,7 +67,7 @@ def train(loader: dataio.Loader, given: argparse.Namespace) -> None:
         save(loader, parts, given.saved, steps)
 
 
-def any_rank_is_asked(device: torch.device) -> bool:
+def any_rank_is_asked(device: torch.device | None) -> bool:
     """Ask all ranks: the signal reaches some of them a step earlier than others."""
     flag = torch.tensor(len(asked), device=device)
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)

@@ -31,6 +31,15 @@ def test_the_page_names_no_registry():
     assert not re.search(r"https?://|pypi|index-url", page, re.IGNORECASE)
 
 
+def test_a_loop_is_timed_with_data_and_on_a_batch_that_is_kept():
+    blocks = [block.text for block in blocks_of(ROOT / "docs/is_this_for_me.md")]
+    seen: list[str] = []
+    given: dict[str, Any] = {"loader": ["first", "second"], "train_step": seen.append}
+    exec(next(block for block in blocks if "seconds_of" in block), given)
+    assert seen == ["first", "second"] + 100 * ["first"]
+    assert given["with_data_s"] >= 0 <= given["without_data_s"]
+
+
 @pytest.mark.parametrize(("compute_s", "expected"), [(600.0, 2), (1400.0, 15), (1500.0, None)])
 def test_staging_has_paid_when_the_plan_says_so(compute_s, expected):
     (formula,) = [

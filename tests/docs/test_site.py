@@ -142,8 +142,8 @@ def test_a_key_without_a_sentence_is_a_warning(caplog):
 def test_what_the_checks_find_are_warnings_which_a_strict_build_does_not_pass(monkeypatch, caplog):
     monkeypatch.setattr(hooks.prose, "count_pages", lambda: {"docs/new.md": (1, 0)})
     monkeypatch.setattr(hooks.prose, "allowed_lengths", dict)
-    monkeypatch.setattr(hooks.named, "pages", lambda: [ROOT / "README.md"])
-    monkeypatch.setattr(hooks.named, "absent", lambda markdown: [(3, "Laoder")])
+    monkeypatch.setattr(hooks.backticks, "pages", lambda: [ROOT / "README.md"])
+    monkeypatch.setattr(hooks.backticks, "absent", lambda markdown: [(3, "Laoder")])
     hooks.on_config(SimpleNamespace(nav=[]))
     long, absent = (record.message for record in caplog.records if record.levelname == "WARNING")
     assert long.startswith("docs/new.md has 1 long sentences")

@@ -8,7 +8,7 @@ import pytest
 from tests.multirank import ROOT
 
 sys.path.insert(0, str(ROOT / "docs" / "site"))
-named = importlib.import_module("named")
+backticks = importlib.import_module("backticks")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ named = importlib.import_module("named")
     ],
 )
 def test_a_name_is_there_or_is_found(there, absent):
-    assert named.absent(f"A page.\n\nSee `{there}` and\n`{absent}`.\n") == [(4, absent)]
+    assert backticks.absent(f"A page.\n\nSee `{there}` and\n`{absent}`.\n") == [(4, absent)]
 
 
 @pytest.mark.parametrize(
@@ -58,41 +58,42 @@ def test_a_name_is_there_or_is_found(there, absent):
     ],
 )  # fmt: skip
 def test_what_is_none_of_our_names_is_let_through(span):
-    assert named.absent(f"`{span}`") == []
+    assert backticks.absent(f"`{span}`") == []
 
 
 def test_options_are_those_of_the_command(monkeypatch):
     block = "```\nsrun tonari cache ls --josn \\\n  --bytes | wc\n```"
     page = f"`tonari cache ls --json --jason`\n\n{block}"
-    assert named.absent(page) == [
+    assert backticks.absent(page) == [
         (1, "tonari cache ls --jason"), (4, "tonari cache ls --bytes"),
         (4, "tonari cache ls --josn"),
     ]  # fmt: skip
-    monkeypatch.setattr(named, "COMMANDS", ("cache ls",))
-    assert named.absent("`--json`, `--jason X`, `--requeue`, `--pairs`") == [(1, "--jason")]
+    monkeypatch.setattr(backticks, "COMMANDS", ("cache ls",))
+    assert backticks.absent("`--json`, `--jason X`, `--requeue`, `--pairs`") == [(1, "--jason")]
 
 
 def test_names_of_our_packages_are_looked_at_in_blocks_of_python():
     block = """```python
+from tonari.trainer import join, seedde
 loader = dataio.Loader(
     fields={"image": dataio.Image("jpg", sise=224)},
     shuffle=shuffle.Partail(0.1), bacth_size=8,
 )
 loader.sav(), torch.sav()
 ```"""
-    assert named.absent(f"So:\n\n{block}") == [
-        (4, "dataio.Loader(fields=, shuffle=, bacth_size=)"), (5, "dataio.Image(sise=)"),
-        (6, "shuffle.Partail()"),
+    assert backticks.absent(f"So:\n\n{block}") == [
+        (4, "tonari.trainer.seedde"), (5, "dataio.Loader(fields=, shuffle=, bacth_size=)"),
+        (6, "dataio.Image(sise=)"), (7, "shuffle.Partail()"),
     ]  # fmt: skip
-    assert named.absent("```python\ndataio.Laoder(..., *)\n```") == [], "not Python"
+    assert backticks.absent("```python\ndataio.Laoder(..., *)\n```") == [], "not Python"
 
 
 def test_what_was_there_at_a_commit_may_be_named():
-    assert named.absent("`Laoder`,\nat commit 4196f43.") == []
-    assert named.absent("`Laoder`.\n\nAt commit 4196f43.") == [(1, "Laoder")]
+    assert backticks.absent("`Laoder`,\nat commit 4196f43.") == []
+    assert backticks.absent("`Laoder`.\n\nAt commit 4196f43.") == [(1, "Laoder")]
 
 
 def test_every_page_but_results_and_decisions_is_looked_at():
-    pages = {path.relative_to(ROOT).as_posix() for path in named.pages()}
+    pages = {path.relative_to(ROOT).as_posix() for path in backticks.pages()}
     assert {"README.md", "docs/plan.md", "docs/tutorial/index.md"} <= pages
     assert not [page for page in pages if "/adr/" in page or "/results/" in page]

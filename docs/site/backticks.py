@@ -1,6 +1,6 @@
 """Which names on a page name nothing: classes, members, commands, options, keys, files.
 
-    python docs/site/named.py [PAGE ...]     # each with its place; without a page: all pages
+    python docs/site/backticks.py [PAGE ...]     # each with its place; without a page: all pages
 
 Looked at is what stands in backticks, in a form that says what it must be:
 
@@ -117,6 +117,9 @@ def _absent_of_python(block: str, first: int) -> list[tuple[int, str]]:
         if isinstance(node, ast.Call):
             words = ", ".join(f"{each.arg}=" for each in node.keywords if each.arg)
             spans[first + node.lineno - 1, ast.unparse(node.func)] = f"({words})"
+        elif isinstance(node, ast.ImportFrom):
+            for each in node.names:
+                spans[first + node.lineno - 1, f"{node.module}.{each.name}"] = ""
     return [
         (line, name)
         for (line, span), words in spans.items()
@@ -184,8 +187,8 @@ def _is_there(span: str) -> bool:
     table = key[1].partition(".")[0] if key else ""
     if key and table in toml_tables():
         # `shuffle` and `importance` are packages too, and `run` is a variable.
-        is_other = named and table in (*PACKAGES, *VARIABLES)
-        return has_key(key[1]) or bool(is_other and _is_ours(named))
+        is_other = table in (*PACKAGES, *VARIABLES)
+        return has_key(key[1]) or (is_other and named is not None and _is_ours(named))
     return _is_ours(named) if named else True
 
 
