@@ -95,7 +95,8 @@ def go_on(loader: dataio.Loader, parts: dict[str, Any], saved: Path) -> int:
         return 0
     directory = found[0][-1]
     loader.restore(directory / "loader")
-    for name, state in torch.load(directory / "parts.pt", map_location="cpu").items():
+    states = torch.load(directory / "parts.pt", map_location="cpu", weights_only=True)
+    for name, state in states.items():
         parts[name].load_state_dict(state)
     return int(directory.name)
 
