@@ -135,7 +135,7 @@ types: $(STAMP) ## Check types, strictly
 imports: $(STAMP) ## Check who may import whom
 	@$(VENV)/bin/lint-imports
 
-docs: $(STAMP) ## Build the site into build/site, and check its links
+docs: $(STAMP) ## Build the site into build/site; check its links, names and long sentences
 	@# Not --quiet: warnings that are not printed do not fail a strict build.
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 

@@ -1,19 +1,26 @@
 """What mkdocs does beside its own work: patterns of pages, links out of docs/, two references.
 
-Links that leave ``docs/`` work where the repository is read and lead nowhere on a site. They become
-names of files there; one that names no file of the repository is a warning, and with
-``mkdocs build --strict`` an error.
+`prose.py` looks at how long sentences and paragraphs are, `backticks.py` at whether what stands in
+backticks is there.
+
+Links that leave ``docs/`` work where the repository is read and lead nowhere on a site. Those to
+examples lead to pages made by `shown.py`; others become names of files. One that names no file of
+the repository is a warning, and with ``mkdocs build --strict`` an error.
 """
 
-import contextlib
 import importlib
 import inspect
-import io
 import logging
 import os
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import backticks  # type: ignore[import-not-found] # beside this file, where mkdocs looks
+import prose  # type: ignore[import-not-found]
+import shown  # type: ignore[import-not-found]
+from defined import COMMANDS, OF_KINDS, help_of  # type: ignore[import-not-found]
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -25,23 +32,36 @@ MODULE = re.compile(
 FILE = re.compile(
     r"(?<![\w./-])((?:benchmarks|dataio|examples|importance|packaging|shuffle|tests|tonari)/[\w./-]+\.\w+)"
 )
+EXAMPLE = re.compile(r"(?<![\[`])`(examples/[\w./-]*\w)/?`(?![\]`])")
+API = re.compile(r"<!-- api ([\w.]+): ([\w\s]+) -->")
 COMMIT = re.compile(r"\bcommit [0-9a-f]{7}\b")
 FENCE = re.compile(r"^(```+).*?^\1`*$", re.MULTILINE | re.DOTALL)
 NAMED = ("NodeCache", "Staging", "Workers")
-OF_KINDS = ("shuffle", "importance", "model")
-COMMANDS = (
-    "demo", "init", "train", "pack", "cache ls", "cache inspect", "cache stage", "cache verify",
-    "cache prune", "cache export", "bench loader", "bench io", "bench compare", "bench exchange",
-    "bench importance", "verify", "simulate", "probe", "plan", "search", "ablate", "hardest",
-    "rows", "certify", "export", "doctor",
-)  # fmt: skip
 
 
 def on_config(config: Any) -> Any:
     """Put pages in place of patterns in the navigation; look at what is no page, too."""
     config.nav = expand(config.nav)
+    for said in prose.disallowed(prose.count_pages(), prose.allowed_lengths()):
+        LOG.warning(said)
+    for page in backticks.pages():
+        for line, name in backticks.absent(page.read_text()):
+            LOG.warning(
+                f"{page.relative_to(ROOT)}:{line}: names `{name}`, and there is none; correct it, "
+                "or see docs/site/backticks.py"
+            )
     _warn_of_absent("README.md", (ROOT / "README.md").read_text())
     return config
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """Add the pages that show the examples; only the list of all is in the navigation."""
+    from mkdocs.structure.files import File, InclusionLevel
+
+    for name, text in shown.example_pages().items():
+        level = InclusionLevel.INCLUDED if name == shown.LIST else InclusionLevel.NOT_IN_NAV
+        files.append(File.generated(config, name, content=text, inclusion=level))
+    return files
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
@@ -50,6 +70,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         markdown = markdown.replace("<!-- toml keys -->", toml_keys())
     if "<!-- commands -->" in markdown:
         markdown = markdown.replace("<!-- commands -->", commands())
+    markdown = API.sub(lambda names: api(names[1], names[2].split()), markdown)
     path = PurePosixPath(page.file.src_uri)
     if path.parts[0] != "adr":
         _warn_of_absent(path, markdown)
@@ -104,17 +125,16 @@ def expand(nav: Any) -> Any:
 
 
 def unlink(markdown: str, page: PurePosixPath) -> str:
-    """Turn links to files outside docs/ into their text and, where it is another, their path.
+    """Turn links out of docs/ into links to pages that show examples, or into names of files.
+
+    An example that is named in backticks becomes a link, too.
 
     Args:
         markdown: Of the page.
         page: Its path, from docs/ on.
     """
-    fenced = [match.span() for match in FENCE.finditer(markdown)]
 
     def change(match: re.Match[str]) -> str:
-        if any(start <= match.start() < end for start, end in fenced):
-            return match[0]
         text, target = match[1], match[2]
         path = Path(os.path.normpath(DOCS / page.parent / target))
         if path.is_relative_to(DOCS) and path.suffix == ".md":
@@ -123,14 +143,32 @@ def unlink(markdown: str, page: PurePosixPath) -> str:
             LOG.warning(f"{page}: links to {target}, and there is no {path}; correct the link")
         elif path.is_relative_to(DOCS) and path.is_file() and path.suffix in (".png", ".svg"):
             return match[0]
+        if shows := shown.page_of(path, page):
+            return f"[{text}]({shows})"
         name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else target
         return text if name in text or path.name in text else f"{text} (`{name}`)"
 
-    return LINK.sub(change, markdown)
+    def link(match: re.Match[str]) -> str:
+        shows = shown.page_of(ROOT / match[1], page)
+        return f"[{match[0]}]({shows})" if shows else match[0]
+
+    return _outside_fences(EXAMPLE, link, _outside_fences(LINK, change, markdown))
+
+
+def _outside_fences(
+    pattern: re.Pattern[str], change: Callable[[re.Match[str]], str], markdown: str
+) -> str:
+    fenced = [match.span() for match in FENCE.finditer(markdown)]
+
+    def of_text(match: re.Match[str]) -> str:
+        is_code = any(start <= match.start() < end for start, end in fenced)
+        return match[0] if is_code else change(match)
+
+    return pattern.sub(of_text, markdown)
 
 
 def toml_keys() -> str:
-    """Make a section of each table of a run's file: what its docstring has, and its keys."""
+    """Make a section of each table of a run's file: what its docstring says, and its keys."""
     import griffe
 
     package = griffe.load("tonari.trainer", search_paths=[ROOT])
@@ -138,27 +176,83 @@ def toml_keys() -> str:
     for section in _settings(package["config.config.Config"]):
         made_by = section.annotation.canonical_path
         found = package[made_by.removeprefix("tonari.trainer.")]
-        rows = [
-            f"| `{key.name}` | `{key.annotation}` | {_default(key)} |" for key in _settings(found)
-        ]
-        table = "\n".join(["| key | type | default |", "|---|---|---|", *rows])
-        parts.append(f"## [{section.name}]\n\n{_linked(found.docstring.value)}\n\n{table}\n")
+        parts.append(_table(section.name, found))
+        for key in _settings(found):
+            if (made_by := str(key.annotation)) in NAMED:
+                parts.append(_table(f"{section.name}.{key.name}", griffe.load("dataio")[made_by]))
         parts += [kind_settings(section.name)] if section.name in OF_KINDS else []
     return "\n".join(parts)
 
 
+def api(package: str, names: Iterable[str]) -> str:
+    """Show some of a package's public names, in this order, below a heading of the page."""
+    options = "    options: { heading_level: 3 }"
+    return "\n\n".join(f"::: {_place_of(package, name)}\n{options}" for name in names)
+
+
+def _place_of(package: str, name: str) -> str:
+    """Name a public name; a function of its module's name by its module, which it would mean."""
+    module = getattr(getattr(importlib.import_module(package), name), "__module__", "")
+    return f"{module}.{name}" if module.endswith(f".{name}") else f"{package}.{name}"
+
+
+def _table(name: str, found: Any) -> str:
+    """Make the section of a table: each key with its sentence, type and default."""
+    said = sentences(name, found.docstring.value, [key.name for key in _settings(found)])
+    rows = [
+        f"| `{key.name}` | {said[key.name]} | `{key.annotation}` | {_default(key)} |"
+        for key in _settings(found)
+    ]
+    table = "\n".join(["| key | is | type | default |", "|---|---|---|---|", *rows])
+    return f"## [{name}]\n\n{said['']}\n\n{table}\n"
+
+
+def sentences(table: str, docstring: str, keys: Iterable[str]) -> dict[str, str]:
+    """Take from a class's docstring a sentence for each key; a key that has none is a warning.
+
+    Returns:
+        The sentences by key, in Markdown; under ``""`` what the docstring says before them.
+    """
+    import griffe
+
+    options = griffe.GoogleOptions(warnings=False)  # the types stand in the signature
+    text = griffe.Docstring(inspect.cleandoc(docstring), parser="google", parser_options=options)
+    parsed = text.parse()
+    texts = [part.value for part in parsed if part.kind is griffe.DocstringSectionKind.text]
+    said = {
+        each.name: _linked(" ".join(each.description.split()))
+        for part in parsed
+        if part.kind.value in ("attributes", "parameters")
+        for each in part.value
+    }
+    for key in keys:
+        if not said.setdefault(key, ""):
+            LOG.warning(
+                f"{table}.{key} has no sentence, expected one under Attributes or Args in the "
+                "docstring of its class; write it"
+            )
+    return {"": _linked("\n\n".join(texts))} | said
+
+
 def kind_settings(section: str) -> str:
-    """Make a table of the kinds of a section: the class, and what a file may set of it."""
-    named = importlib.import_module(f"tonari.trainer.config.{section}").NAMED
-    rows = ["| `kind` | is | keys, and their defaults |", "|---|---|---|"]
-    for kind, made_by in named.kinds.items():
-        defaults = ((name, named.default(kind, name)) for name in named.takes(kind))
-        keys = (
-            f"`{name}`" + ("" if its is inspect.Parameter.empty else f" `{its!r}`")
-            for name, its in defaults
-        )
-        rows.append(f"| `{kind}` | `{made_by.__name__}` | {', '.join(keys) or '-'} |")
-    return "\n".join(rows) + "\n"
+    """Make a table of the settings of each kind of a section: those that its class takes."""
+    its = importlib.import_module(f"tonari.trainer.config.{section}").NAMED
+    parts = []
+    for kind, made_by in its.kinds.items():
+        said = sentences(f'{section} "{kind}"', inspect.getdoc(made_by) or "", its.takes(kind))
+        first = said[""].partition("\n\n")[0]
+        rows = [
+            f"| `{name}` | {said[name]} | {_value(its.default(kind, name))} |"
+            for name in its.takes(kind)
+        ]
+        head = ["| key | is | default |", "|---|---|---|"] if rows else []
+        table = "\n".join([*head, *rows])
+        parts.append(f'### {section}.kind = "{kind}"\n\n`{made_by.__name__}`: {first}\n\n{table}\n')
+    return "\n".join(parts)
+
+
+def _value(default: object) -> str:
+    return "required" if default is inspect.Parameter.empty else f"`{default!r}`"
 
 
 def _settings(owner: Any) -> list[Any]:
@@ -168,7 +262,7 @@ def _settings(owner: Any) -> list[Any]:
         if member.is_attribute
         and member.annotation is not None
         and "property" not in member.labels
-        and member.name not in ("REST", "settings")
+        and member.name not in ("REST", "settings", "_", "transform")
     ]
 
 
@@ -176,7 +270,7 @@ def _default(attribute: Any) -> str:
     value = "required" if attribute.value is None else str(attribute.value)
     made = re.fullmatch(r"field\(default_factory=(?:lambda: )?(\w+)(\(.*\))?\)", value)
     if made and made[1] in NAMED:
-        return f"of [{made[1]}][dataio.{made[1]}]"
+        return "its own"
     if made:
         value = {"dict": "{}"}.get(made[1], f"{made[1]}()")
     return value if value == "required" else f"`{value}`"
@@ -190,19 +284,5 @@ def _linked(text: str) -> str:
 
 def commands() -> str:
     """Write what each command's --help prints, at 80 columns."""
-    from tonari.cli import main
-
-    before = {name: os.environ.get(name) for name in ("COLUMNS", "NO_COLOR", "TERM")}
-    os.environ.update(COLUMNS="80", NO_COLOR="1", TERM="dumb")
-    parts = []
-    try:
-        for command in COMMANDS:
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed):
-                if status := main([*command.split(), "--help"]):
-                    LOG.warning(f"tonari {command} --help ended with {status}, expected 0")
-            parts.append(f"## tonari {command}\n\n```text\n{printed.getvalue().rstrip()}\n```\n")
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    parts = [f"## tonari {command}\n\n```text\n{help_of(command)}\n```\n" for command in COMMANDS]
     return "\n".join(parts)

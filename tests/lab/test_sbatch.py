@@ -11,6 +11,7 @@ from dataio.base.lines import read_checked_lines
 from tests.lab.site import (
     CONFIG,
     NUM_NODES,
+    SCRIPTS,
     Site,
     has_epochs,
     open_site,
@@ -140,6 +141,28 @@ def test_torchrun_hands_the_signal_on_and_what_fails_at_once_is_not_queued_again
     site.await_state(wrong, "FAILED")
     assert "absent.parquet" in site.log(wrong)
     assert "no checkpoint after the start: not queued again" in site.log(wrong)
+
+
+def test_a_loop_of_ones_own_saves_at_the_signal_and_goes_on_behind_that_step(site: Site) -> None:
+    data = str(site.home / "data" / "cifar10-train.parquet")
+    step = re.compile(r"^epoch \d+, step (\d+): loss", re.MULTILINE)
+
+    def steps(job: str) -> list[int]:
+        return [*map(int, step.findall(site.log(job)))]
+
+    loop = str(SCRIPTS / "loop.py")
+    job = site.submit("loop.sbatch", data, "--epochs=100000", LOOP=loop)
+    site.wait_for(lambda: len(steps(job)) > 20, "twenty steps are trained", job, START_S)
+    site.call("scancel", "--batch", "--signal=USR1", job)
+    site.await_state(job, "PENDING", "FAILED", "COMPLETING")
+    stopped = steps(job)[-1]
+    saved = f"queued again to go on from runs/loop-{job}/{stopped:08d}\n"
+    assert f"status 0, {saved}" in site.log(job), site.log(job)
+    site.start_now(job)
+    site.wait_for(lambda: steps(job)[-1] > stopped + 20, "training goes on", job, START_S)
+    site.call("scancel", job)
+    site.await_state(job, "CANCELLED", "COMPLETED")
+    assert steps(job) == [*range(1, len(steps(job)) + 1)], "each once"
 
 
 def test_a_shared_directory_is_measured_from_four_nodes(site: Site) -> None:

@@ -12,17 +12,23 @@ from tonari.trainer.errors import ConfigError
 class AugmentConfig(Section):
     """Crops, flips, erased parts and mixtures of images, and the smoothing of their labels.
 
-    ``crop`` takes ``size`` x ``size`` pixels for training: ``"random"`` after adding ``padding`` on
-    each side (CIFAR), ``"resized"`` a random part of ``scale`` of the area, resized (ImageNet).
-    ``flip`` is the probability that left and right change places. An evaluation crops and flips
-    nothing by chance: with ``resize_short`` it brings the shorter side to that length and takes the
-    middle ``size`` x ``size``. ``mean`` and ``std``, of bytes divided by 255, one for each channel,
-    normalise the input of the model; without them it is in [-1, 1].
-
-    ``erase`` is the probability that a box of a training image, of 2 to 33 % of its area, becomes
-    the mean colour. ``mixup`` and ``cutmix`` are the alpha of the Beta distribution of
-    torchvision's transforms of that name, 0: not; with both, each batch gets one of them.
-    ``label_smoothing`` changes what the weights descend, and no loss that is reported.
+    Attributes:
+        crop: Takes ``size`` x ``size`` pixels for training: ``"random"`` after adding ``padding``
+            (CIFAR), ``"resized"`` a random part of ``scale`` of the area, resized (ImageNet).
+        size: Height and width of what the model gets.
+        padding: Pixels added on each side before a random crop.
+        scale: Least and largest share of the area that ``"resized"`` takes.
+        flip: Probability that left and right change places; not in an evaluation.
+        resize_short: An evaluation brings the shorter side to that length, and takes the middle
+            ``size`` x ``size``.
+        mean: Of bytes divided by 255, one for each channel: normalises the input of the model,
+            which is in [-1, 1] without it.
+        std: Beside ``mean``: what is divided by.
+        erase: Probability that a box of a training image, of 2 to 33 % of its area, becomes the
+            mean colour.
+        mixup: Alpha of the Beta distribution of torchvision's transform of that name; 0: not.
+        cutmix: The same of that one; with both, each batch gets one of them.
+        label_smoothing: Changes what the weights descend, and no loss that is reported.
     """
 
     crop: Literal["none", "random", "resized"] = "none"

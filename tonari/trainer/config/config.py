@@ -38,17 +38,31 @@ from tonari.trainer.mesh.place import SPLIT, Schedule, Targets
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Section):
-    """What to train on: images in shards, or text files, and how samples are read; per replica.
+    """What to train on, and how samples are read.
 
-    Of text, a sample is ``sequence_length`` bytes and the one after them; without a ``test`` file
-    the last ``test_fraction`` of the samples are left for it. ``exclude`` is a CSV or Parquet list,
-    or some, of samples that are not trained on, such as the page of `tonari hardest` saves.
-    ``test_classes`` is ``classes`` of `dataio.Loader.evaluation`: ``"same"`` refuses a ``test``
-    whose classes have other names than those of ``train``, ``"training"`` numbers an image folder
-    as training does, and ``"own"`` leaves it its own numbers. ``joined`` is that of
-    `dataio.Shards`: tar shards of ``train`` and ``test`` may be archives joined by ``cat``.
-    ``cache``, ``staging`` and ``workers`` are tables of their own, or for the first a path: see
-    `dataio.NodeCache`, `dataio.Staging` and `dataio.Workers`; for the others `dataio.Loader`.
+    Of text, a sample is ``sequence_length`` bytes and the one after them. ``cache``, ``staging``
+    and ``workers`` are tables of their own.
+
+    Attributes:
+        train: Images in shards, or text files, to train on: a path, a pattern, or a list of these.
+        test: What to evaluate on; none: nothing is evaluated, but for ``test_fraction``.
+        kind: What samples are.
+        sequence_length: Tokens of a sample of text.
+        test_classes: `dataio.Loader.evaluation` takes it as ``classes``: ``"same"`` refuses a
+            ``test`` whose classes have other names than those of ``train``, ``"training"`` numbers
+            an image folder as training does, and ``"own"`` leaves it its own numbers.
+        test_fraction: Of text without ``test``: the share at its end that is left for evaluations.
+        joined: As of `dataio.Shards`: tar shards may be archives that ``cat`` joined.
+        image: The extension or column of the images.
+        label: The extension or column of the classes.
+        image_size: Height and width that images are resized to; left out: as they are.
+        channels: 3 for colours, 1 for grey.
+        batch_size: Samples of one step on one replica.
+        drop_last: Leaves out the rows at an epoch's end that fill no batch.
+        exclude: A CSV or Parquet list, or some, of samples that are never trained on.
+        cache: Where the node keeps its rows: a path, or the table [data.cache].
+        staging: How rows come into the cache: the table [data.staging].
+        workers: Who decodes samples: the table [data.workers].
     """
 
     train: str | tuple[str, ...]
@@ -87,12 +101,27 @@ class DataConfig(Section):
 class MeshConfig(Section):
     """Ranks along each axis, and how the model is spread over them.
 
-    ``dp_replicate`` defaults to the ranks that remain; ``microbatches`` to as few as the pipeline
-    can be kept busy with: one a stage. ``virtual`` is for the schedules that give a rank several
-    stages, interleaved and zero_bubble. ``targets`` says how the last stage gets its columns where
-    it is on another node than the first: the reader sends them, or it reads them, and nothing else.
-    ``checkpointing_blocks`` of each stage compute their activations again, 0: all. Before them
-    ``swap_blocks`` of each stage are chosen, whose activations wait in the host's memory.
+    Attributes:
+        pp: Stages of the pipeline: each rank along this axis has some layers of the model.
+        dp_replicate: Copies of the model; left out: as many as the ranks that remain.
+        dp_shard: Ranks that share the weights of one copy (FSDP).
+        cp: Ranks that share each sequence (context parallel).
+        tp: Ranks that share each matrix (tensor parallel).
+        schedule: The order in which a stage takes its microbatches.
+        virtual: Stages a rank has with the schedules that give it several: interleaved and
+            zero_bubble.
+        microbatches: Parts that a batch is cut into; left out: as few as keep the pipeline busy.
+        targets: How the last stage gets its columns where it is on another node than the first:
+            the reader sends them, or it reads them itself and nothing else.
+        sequence_parallel: Splits the activations between matrices over ``tp`` too.
+        loss_parallel: Splits the logits over ``tp``.
+        checkpointing: Which activations are computed again in the backward pass, not kept.
+        checkpointing_blocks: Blocks of each stage for which that is done; 0: all.
+        swap_blocks: Blocks of each stage, chosen before these, whose activations wait in the host's
+            memory.
+        dtype: The number format of the forward and backward pass.
+        compile: Compiles the blocks by ``torch.compile``.
+        offload: Keeps the weights and the optimizer in the host's memory.
     """
 
     pp: Count = 1
@@ -149,22 +178,37 @@ class MeshConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Section):
-    """How long, and where results go; ``checkpoint_epochs`` 0 writes none but at a SIGTERM.
+    """How long a run is, what it writes, and where.
 
-    ``max_steps`` ends the run earlier than ``epochs``, in the middle of an epoch too; so does
-    ``max_tokens``, of text: at the step that reaches them. ``evaluate_epochs`` evaluates at the end
-    of every so many epochs, and of the last; ``evaluate_steps`` every so many steps beside these.
-    ``checkpoint_steps`` writes one every so many steps too, for epochs that are long. Of text,
-    ``evaluate_tokens`` and ``checkpoint_tokens`` count tokens in place of steps.
-    ``prometheus`` is a file that each rank writes for node_exporter, under its own number;
-    ``otel`` sends the same by OpenTelemetry.
-    ``checkpoint_async`` writes them while training goes on. ``trust_checkpoints`` reads also what
-    is more than tensors, numbers and text, which may run code. ``profile_steps`` are the first and
-    the last step, of this start of the run, that torch's profiler traces. ``deterministic`` has
-    torch use kernels alone that give the same bits each time, and refuse operations that have none.
-    ``peak_tflops`` of a device is for the MFU, 0: as known of it. ``verify`` compares the first
-    step of a model of your own, on several ranks or with ``mesh.checkpointing``, with one process
-    of plain torch, once: see docs/models.md.
+    Attributes:
+        epochs: Length of the run.
+        max_steps: Ends the run earlier, after so many steps, amid an epoch too; 0: it does not.
+        max_tokens: The same of text: at the step that reaches so many tokens.
+        evaluate_epochs: Evaluates at the end of every so many epochs, and of the last.
+        evaluate_steps: Evaluates every so many steps, too; 0: it does not.
+        evaluate_tokens: The same of text, counted in tokens.
+        seed: Of every random choice.
+        deterministic: Takes only kernels of torch that give the same bits each time, and refuses
+            operations that have none.
+        directory: Where everything goes that the run writes; all nodes must see it.
+        checkpoint_epochs: Writes a checkpoint every so many epochs; 0: only at a signal.
+        checkpoint_steps: Writes one every so many steps, too, for long epochs; 0: it does not.
+        checkpoint_tokens: The same of text, counted in tokens.
+        checkpoint_async: Writes checkpoints while training goes on.
+        keep_checkpoints: Checkpoints that stay; older ones are removed.
+        trust_checkpoints: Reads also what is more than tensors, numbers and text, which may run
+            code.
+        log_steps: Writes a line of the log every so many steps.
+        tensorboard: Writes curves for TensorBoard.
+        prometheus: A file that each rank writes for node_exporter, under its own number.
+        otel: Sends the same figures by OpenTelemetry.
+        profile_steps: The first and the last step, of this start of the run, that torch's profiler
+            traces.
+        peak_tflops: Of a device, for the MFU; 0: as known of it.
+        device: Where to compute; ``"auto"``: on GPUs, where there are some.
+        timeout_s: Longest wait for another rank.
+        verify: Compares the first step of a model of your own with one process of plain torch,
+            once: on several ranks, or with ``mesh.checkpointing``. See docs/models.md.
     """
 
     epochs: Count = 10

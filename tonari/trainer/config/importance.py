@@ -75,8 +75,9 @@ class ImportanceConfig(Section):
     what the class has; 0 or ``""`` stand for None. ``drops`` "lr": where this run's learning rate
     has halved (`importance.lr_drops`). ``warmup_epochs`` defaults to those of the optimizer.
 
-    A kind ``"package.module:Class"`` is a policy of your own, which takes the table ``args`` as
-    keyword arguments.
+    Attributes:
+        kind: The policy, or ``"package.module:Class"``, one of your own.
+        args: A table: the keyword arguments of a policy of your own.
     """
 
     REST: ClassVar[str] = "settings"

@@ -37,13 +37,16 @@ class ModelConfig(Section):
     """What to train; a setting defaults to what the model has.
 
     Of a model of this package, the keys beside these are what its class takes, such as
-    ``num_classes``. ``weights`` are those to start from: a ``.safetensors`` file, or a directory in
-    Hugging Face's layout; of its ``config.json`` a llama takes the sizes that are not given.
+    ``num_classes``. Of a model of your own, a key ``layers`` says where its blocks are, for
+    mesh.pp: see `tonari.trainer.models.Adapted`.
 
-    A kind ``"package.module:name"`` is a class or function of your own, which is called with
-    ``args`` and makes any ``torch.nn.Module``; a key ``layers`` says where its blocks are, for
-    mesh.pp: see `tonari.trainer.models.Adapted`. ``"own"``, the kind of a file without this table,
-    is what `trainer.train` is given.
+    Attributes:
+        kind: A model of this package; or ``"package.module:name"``, a class or function of your
+            own that makes any ``torch.nn.Module``. ``"own"``, the kind of a file without this
+            table, is what `trainer.train` is given.
+        args: A table: what a class or function of your own is called with.
+        weights: Weights to start from: a ``.safetensors`` file, or a directory in Hugging Face's
+            layout, of whose ``config.json`` a llama takes the sizes that are not given.
     """
 
     REST: ClassVar[str] = "settings"

@@ -14,21 +14,33 @@ ScheduleKind = Literal["cosine", "linear", "steps", "wsd"]
 class OptimizerConfig(Section):
     """The optimizer and its learning rate: a warm-up, then a schedule that ends at ``min_lr``.
 
-    ``kind`` is ``"sgd"``, ``"adamw"`` or the name of a class, such as ``"torch.optim.NAdam"`` or
-    ``"package.module:Name"``, which takes the table ``args`` as keyword arguments. ``momentum`` is
-    for SGD, ``betas`` are for AdamW. ``decay_norms`` says whether ``weight_decay`` applies to
-    parameters of at most one dimension too, which are norms and biases; it defaults to false for
-    AdamW and to true for the others.
+    Where ``run.max_steps`` or ``run.max_tokens`` is the length of the run, the schedule goes by
+    steps of the run, and ``milestones`` are steps.
 
-    ``schedule`` is a cosine, a line, ``steps`` down by ``decay`` at each of ``milestones``, or
-    ``wsd``: constant, and a line down over the last ``decay_fraction`` of the run. ``schedule_by``
-    "step" changes the rate at every step, by the part of the epoch's steps that is done: hidden
-    rows make an epoch shorter, not the schedule. Where ``run.max_steps`` or ``run.max_tokens`` is
-    the length of the run, the schedule goes by steps of the run, and ``milestones`` are steps.
-
-    A step's gradient is the mean over the rows of ``accumulate`` batches; ``clip`` bounds its norm
-    over the whole mesh, 0: not. ``ema`` is the share of the averaged weights that a step keeps; 0
-    averages none.
+    Attributes:
+        kind: ``"sgd"``, ``"adamw"`` or the name of a class, such as ``"torch.optim.NAdam"`` or
+            ``"package.module:Name"``.
+        args: A table: the keyword arguments of such a class.
+        lr: The learning rate after the warm-up.
+        momentum: Of SGD.
+        betas: Of AdamW.
+        weight_decay: Pulls the weights towards 0.
+        decay_norms: Whether ``weight_decay`` applies to parameters of at most one dimension too,
+            which are norms and biases; left out: false for AdamW and true for the others.
+        clip: Most that the norm of a gradient may be, over the whole mesh; 0: no limit.
+        accumulate: Batches whose rows make one step: its gradient is their mean.
+        schedule: A cosine, a line, ``steps`` down at ``milestones``, or ``wsd``: constant, and a
+            line down over the last ``decay_fraction`` of the run.
+        schedule_by: ``"step"`` changes the rate at every step, by the part of the epoch's steps
+            that is done: hidden rows make an epoch shorter, not the schedule.
+        min_lr: The learning rate at the end.
+        warmup_epochs: Epochs in which the learning rate rises to ``lr``.
+        warmup_steps: The same, counted in steps.
+        warmup_tokens: The same of text, counted in tokens.
+        milestones: Epochs at which the schedule ``steps`` lowers the rate.
+        decay: What the rate is multiplied by at each of them.
+        decay_fraction: Part of the run in which ``wsd`` lowers the rate.
+        ema: Share of the averaged weights that a step keeps; 0 averages none.
     """
 
     kind: str = "sgd"

@@ -10,8 +10,10 @@ from tonari.trainer.errors import ConfigError
 class RecipeConfig(Section):
     """A task, fields, a transform, an optimizer or a loss of your own.
 
-    ``kind`` is ``"package.module:name"``, a function that takes the table ``args`` as keyword
-    arguments, and returns a dict of arguments of `trainer.train`, such as ``{"loss": ...}``.
+    Attributes:
+        kind: ``"package.module:name"``, a function that returns a dict of arguments of
+            `trainer.train`, such as ``{"loss": ...}``.
+        args: A table: the keyword arguments of that function.
     """
 
     kind: str = ""

@@ -16,11 +16,13 @@ NAMED = Named(key="shuffle.kind", kinds=SHUFFLES)
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffleConfig(Section):
-    """Which node holds which row: `shuffle.Local`, `shuffle.Partial` or `shuffle.Global`.
+    """Which node holds which row, and the settings of the shuffle that says so.
 
-    ``kind`` is ``"local"``, ``"partial"`` or ``"global"``, and the keys beside it are what its
-    class takes. It defaults to the one that takes the keys that are given, so that ``exchange``
-    alone is partial, and without any, as that of `dataio.Loader`, to local.
+    The keys beside ``kind`` are what its class takes.
+
+    Attributes:
+        kind: The shuffle; left out: the one that takes the keys that are given, so that
+            ``exchange`` alone is partial, and without any local.
     """
 
     REST: ClassVar[str] = "settings"

@@ -15,12 +15,14 @@ TEST_FRACTION_CURE = (
 class TextConfig(Section):
     """How text is read; see docs/text.md.
 
-    ``packing``: ``"bytes"`` reads files of text, a token being a byte. With the others,
-    ``data.train`` and ``data.test`` are directories that ``tonari pack --tokenizer`` wrote, and a
-    sample is a sequence of documents that do not see one another: ``"concatenated"``, or
-    ``"best_fit"``, which cuts no document that fits in a sequence. ``tokenizer``, if given, must be
-    the one that they were packed with. ``mean``: a step descends the mean over its sequences'
-    losses, each a mean over its targets, or, with ``"tokens"``, the mean over all their targets.
+    Attributes:
+        packing: ``"bytes"`` reads files of text, a token being a byte. With the others,
+            ``data.train`` and ``data.test`` are directories that ``tonari pack --tokenizer`` wrote,
+            and a sample is a sequence of documents that do not see one another: ``"concatenated"``,
+            or ``"best_fit"``, which cuts no document that fits in a sequence.
+        tokenizer: The one that they were packed with must be this one; empty: any.
+        mean: What a step descends: the mean over its sequences' losses, each a mean over its
+            targets, or, with ``"tokens"``, the mean over all their targets.
     """
 
     packing: Literal["bytes", "concatenated", "best_fit"] = "bytes"
