@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dataio.source.text.tokenizer import ByteTokenizer
 from tests.oracle.search.planning import load
 from tonari.oracle.cluster.cluster import Cluster, Device, Host, Level
 from tonari.oracle.errors import OracleError
@@ -15,6 +16,8 @@ from tonari.oracle.search.memory import MemoryOf
 from tonari.oracle.search.price import Pricing
 from tonari.oracle.search.search import Plans, _Fastest, _GroupSearch, _prepare, search
 from tonari.oracle.search.words import why_slower
+from tonari.pack.documents import Documents
+from tonari.pack.text import pack_text
 from tonari.plan.search import search_words
 from tonari.trainer.config.config import Config
 from tonari.trainer.errors import ConfigError
@@ -280,3 +283,14 @@ def test_the_words_give_every_candidate_its_settings_and_reason(tmp_path):
     text = "\n".join(search_words(replace(found, candidates=found.candidates[:2])))
     assert "the first, in parts of its step: computation" in text
     assert " ".join(found.candidates[1].settings) in text
+
+
+def test_packed_text_is_searched_without_ranks_that_share_a_sequence(tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("a word, and another\n" * 50)
+    documents = Documents((words,), "text", "file")
+    pack_text(documents, tmp_path / "packed", ByteTokenizer(), shard_bytes=1 << 20)
+    given = (f"data.train={tmp_path / 'packed'}", "text.packing=best_fit")
+    found = search(load(tmp_path, *given), CLUSTER, world_size=4)
+    assert found.candidates
+    assert all("mesh.cp=1" in each.settings for each in found.candidates)

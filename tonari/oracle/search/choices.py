@@ -8,6 +8,7 @@ from typing import NamedTuple, get_args
 
 from tonari.oracle.trace import alone
 from tonari.trainer.config.config import Config, MeshConfig
+from tonari.trainer.config.text import check_text
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.mesh import check_context, make_mesh
 from tonari.trainer.mesh.pipeline import check_microbatches
@@ -220,9 +221,12 @@ class Choices:
         )  # fmt: skip
 
     def _shares(self, cp: int) -> bool:
-        data = self._config.data
-        length = data.sequence_length if data.kind == "text" else None
-        return passes(lambda: check_context(cp, sequence_length=length))
+        data, text = self._config.data, self._config.text
+        is_text = data.kind == "text"
+        length = data.sequence_length if is_text else None
+        return passes(lambda: check_context(cp, sequence_length=length)) and passes(
+            lambda: check_text(text, is_text=is_text, test_fraction=data.test_fraction, cp=cp)
+        )
 
     def _takes_context(self) -> bool:
         """Ask the model itself, with the fewest ranks."""
