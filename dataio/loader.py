@@ -130,6 +130,15 @@ class Loader:
         self._run = self._epochs.run
         self._evaluations: list[Evaluation] = []
 
+    def __repr__(self) -> str:
+        figures, world = self.stats(), self.world
+        return (
+            f"Loader({self.num_samples:,} samples, batches of {self.batch_size}, rank {world.rank} "
+            f"of {world.world_size}; epoch {self.epoch}, step {self.step}; read "
+            f"{figures['source_bytes'] / 1e6:,.1f} MB from the source, waited "
+            f"{figures['wait_s']:.1f} s)"
+        )
+
     @property
     def _session(self) -> TrainingSession:
         return self._run.session

@@ -184,3 +184,11 @@ def test_rows_that_arrived_are_checked_when_they_are_first_read(tmp_path):
                     assert torch.equal(batch["label"][valid], batch["sample_id"][valid] % 10)
 
     run_threads(thread_worlds([1, 1]), run)
+
+
+def test_a_loader_in_words_says_how_far_it_is_and_what_was_read(tmp_path):
+    with make(single_world(), tmp_path, source=MemorySource(61), batch_size=4) as loader:
+        next(iter(loader))
+        begins = "Loader(61 samples, batches of 4, rank 0 of 1; epoch 0, step 1; read "
+        assert repr(loader).startswith(begins)
+    assert repr(loader).startswith(begins), "of a closed one too"
