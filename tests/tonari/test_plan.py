@@ -195,10 +195,10 @@ def test_a_model_that_cannot_be_traced_has_a_time_and_no_memory(tmp_path, monkey
     assert "by coordinate of pp: not known: a step of decides_by_value:Decides as rank 0" in shown
 
 
-def test_a_job_on_gpus_is_refused(settings, tmp_path, capsys):
+def test_a_job_on_gpus_is_refused_where_there_is_none(settings, tmp_path, capsys):
     kept = tmp_path / "probe.json"
     assert main(["probe", str(settings), "run.device=cuda", "--out", str(kept)]) == 1
-    assert "trains on GPUs here" in capsys.readouterr().err
+    assert "sees no GPU here" in capsys.readouterr().err
 
 
 BY_RANK = """
