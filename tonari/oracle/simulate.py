@@ -345,7 +345,7 @@ class _Run:
             host.is_held = host.issued > rank.step + AHEAD_STEPS
             if not host.is_held:
                 self._take_batch(number)
-        if host.is_late and self._is_issued(rank, host):
+        if host.is_late:
             host.is_late = False
             self._note(number, "issuing", rank.waits_since_s)
             self._go_on_with(number)
