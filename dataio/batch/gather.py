@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataio.arguments import Arguments
+from dataio.arguments import Arguments, find_device
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import DataioError, FieldError
 from dataio.batch.assemble import Assembler
@@ -27,6 +27,7 @@ from dataio.batch.process_transform import Made, WorkerArguments, WorkerProcesse
 from dataio.batch.shape import Shaper
 from dataio.batch.verify import RowVerifier
 from dataio.batch.watch import How, TransformWatch
+from dataio.rows import on_device
 from dataio.rows.samples import Batch, NothingDecodesError, Sample, Value
 from dataio.source.base import place_of
 from dataio.store.checked_source import no_rows
@@ -120,6 +121,9 @@ class Gather:
             seed=seed,
             on_error=arguments.on_error,
             trusts_pictures=trusts_pictures,
+            decoder=on_device.find_decoder(find_device(arguments.device))()
+            if on_device.decoded_on_device(fields)
+            else None,
             watch=TransformWatch(
                 "transform",
                 unit="sample",

@@ -169,6 +169,8 @@ def as_tensor(value: Value) -> torch.Tensor:
 
     Bytes, text and other objects have no tensor form: they stay a list.
     """
+    if isinstance(value, torch.Tensor):
+        return value
     if isinstance(value, np.ndarray):
         return _carried(value)
     rows = [_carried(row) if isinstance(row, np.ndarray) else row for row in value]
