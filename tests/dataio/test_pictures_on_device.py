@@ -75,12 +75,9 @@ def decoder(monkeypatch) -> Decoder:
     return made
 
 
-def batches(directory, decode, *, epochs=1, others=(), source=None, workers=None, **how):
+def batches(directory, decode, *, epochs=1, others=(), options=None, **how):
     fields = {"image": Image("jpg", decode=decode, **how), "label": Int("cls"), **dict(others)}
-    options = {name: how.pop(name) for name in ("on_error",) if name in how}
-    with open_loader(
-        single_world(), directory, fields=fields, source=source, workers=workers, **options
-    ) as loader:
+    with open_loader(single_world(), directory, fields=fields, **(options or {})) as loader:
         return [batch for _ in loader.epochs(epochs) for batch in loader]
 
 
@@ -91,7 +88,7 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("threads", [0, 2])
 def test_a_device_shows_what_the_host_does_in_the_same_order(tmp_path, decoder, view, threads):
-    given = {**VIEWS[view], "flip": 0.5, "workers": Workers(threads=threads)}
+    given = {**VIEWS[view], "flip": 0.5, "options": {"workers": Workers(threads=threads)}}
     mask = {name: value for name, value in VIEWS[view].items() if name != "channels"}
     others = {"mask": Mask("png", flip=0.5, **mask)}
     ours = batches(tmp_path / "device", "device", others=others, epochs=2, **given)
@@ -126,10 +123,11 @@ def test_what_a_device_does_not_take_is_decoded_on_the_host(tmp_path, decoder):
     source = Pictures(8)
     source.instead = forms
     decoder.refuses = {compressed(4, "jpg")}
-    ours = batches(tmp_path / "device", "device", resize=Resize(24), source=source)
-    theirs = batches(tmp_path / "host", "host", resize=Resize(24), source=source)
-    given = {bytes(part.data) for part in decoder.given}
-    assert given == {compressed(i, "jpg") for i in (0, 4, 5, 6, 7)}
+    given = {"resize": Resize(24), "options": {"source": source}}
+    ours = batches(tmp_path / "device", "device", **given)
+    theirs = batches(tmp_path / "host", "host", **given)
+    taken = {bytes(part.data) for part in decoder.given}
+    assert taken == {compressed(i, "jpg") for i in (0, 4, 5, 6, 7)}
     for one, other in zip(ours, theirs, strict=True):
         for row, sample_id in enumerate(one["sample_id"].tolist()):
             assert close(one["image"][row], other["image"][row])
@@ -142,9 +140,10 @@ def test_a_broken_sample_is_named_or_skipped_as_on_the_host(tmp_path, decoder):
     source.torn = 5
     for decode in ("device", "host"):
         with pytest.raises(FieldError) as caught:
-            batches(tmp_path / f"{decode} raises", decode, crop=CROP, source=source)
+            batches(tmp_path / f"{decode} raises", decode, crop=CROP, options={"source": source})
         said[decode] = str(caught.value)
-        found = batches(tmp_path / decode, decode, crop=CROP, source=source, on_error="skip")
+        options = {"source": source, "on_error": "skip"}
+        found = batches(tmp_path / decode, decode, crop=CROP, options=options)
         shown[decode] = [
             (i, weight) for batch in found
             for i, weight in zip(batch["sample_id"].tolist(), batch["weight"].tolist(), strict=True)
