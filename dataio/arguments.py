@@ -22,6 +22,7 @@ from dataio.plan.layout import Layout
 from dataio.plan.policies import ByFields, DrawsRows, Importance, Local, Shuffle
 from dataio.rows import on_device
 from dataio.rows.fields import Field, row_schema
+from dataio.rows.image import Image
 from dataio.rows.samples import BatchTransform, Collate, OnError, Transform
 from dataio.source import Source
 from dataio.source.open import check_openable
@@ -58,8 +59,9 @@ class Arguments:
     def __post_init__(self) -> None:
         check_openable(self.source)
         device = find_device(self.device)
-        if names := on_device.decoded_on_device(self.fields):
-            self._check_decoding(names[0], device)
+        for name, kind in self.fields.items():
+            if isinstance(kind, Image) and kind.decode == "device":
+                self._check_decoding(name, device)
         if self.cache.quota is not None and self.staging.when == "overlap":
             raise ValueError(
                 'staging: when="overlap" and a quota exclude one another, because what fits is '

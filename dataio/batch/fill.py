@@ -11,7 +11,7 @@ from dataio.base.errors import About, FieldError
 from dataio.base.seeding import key, uniform
 from dataio.batch.job import BatchJob, BatchWork, Pictures
 from dataio.rows.decode import check_decodes, decode_image, image_shape, store_pixels
-from dataio.rows.fields import Decodes, Field, Text, Tokens, decodes
+from dataio.rows.fields import Decodes, Field, Text, Tokens
 from dataio.rows.image import Image, Mask
 from dataio.rows.on_device import DeviceDecoder, PicturesOnDevice
 from dataio.rows.refused import WORDS, find_refused, is_replaced
@@ -74,7 +74,9 @@ class Filler:
         self._draws = any(kind.draws for kind in pictures.values())
         texts = [name for name, kind in fields.items() if isinstance(kind, Text)]
         self._key = next((name for name in texts if fields[name].key in ("__key__", "path")), None)
-        self.own = [name for name in schema.variable if decodes(fields[name])]
+        # An image has a word of the name of theirs
+        own = [name for name in schema.variable if isinstance(fields[name], Decodes)]
+        self.own = [name for name in own if name not in pictures]
         self.varying = self.own + [
             name
             for name in schema.variable
@@ -144,7 +146,7 @@ class Filler:
             return self._tokens(kind, data)
         if isinstance(kind, Text):
             return self._text(job, name, data)
-        if decodes(kind):
+        if isinstance(kind, Decodes):
             job.decodes.append((name, kind, data))
             return [None] * len(data)
         return [piece.tobytes() for piece in data]
@@ -339,10 +341,12 @@ class Filler:
         for pictures in job.images:
             if isinstance(pictures.out, PicturesOnDevice):
                 assert self._decoder is not None, "opened where a field asks for it"
-                values[pictures.name] = pictures.out.deliver(
+                tensor = pictures.out.deliver(
                     self._decoder,
                     lambda row: self._decode(job, row, pictures),  # noqa: B023
                 )
+                # A tensor already, as `as_tensor` leaves it
+                values[pictures.name] = tensor  # type: ignore[assignment]
         for name in self.decoded:
             stored = values[name]
             assert isinstance(stored, np.ndarray)

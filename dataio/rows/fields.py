@@ -5,7 +5,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeGuard, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,11 +101,6 @@ class Decodes(Protocol):
             FieldError: If the bytes are not what the field declares; so is every other exception.
         """
         ...
-
-
-def decodes(field: object) -> TypeGuard[Decodes]:
-    """Whether a field has a ``decode`` to be called: an `Image` has a word of that name."""
-    return isinstance(field, Decodes) and callable(field.decode)
 
 
 @checked
@@ -338,7 +333,8 @@ def row_schema(fields: Mapping[str, Field]) -> RowSchema:
             )
     columns = {name: field.column(name) for name, field in fields.items()}
     for name, field in fields.items():
-        if decodes(field) and columns[name] is not None:
+        # An image has a word of that name
+        if isinstance(field, Decodes) and not (columns[name] is None or isinstance(field, Image)):
             raise ValueError(
                 f"fields: {name!r} is {type(field).__name__}, which has a decode and a column, "
                 "expected one of them; let column return None, or change samples in a transform"

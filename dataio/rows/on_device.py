@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from dataio.rows.decode import MOST_RESIZED, find_jpeg_view, intersection, slices
-from dataio.rows.fields import Field
 from dataio.rows.image import Image
 from dataio.rows.jpeg import Pixels
 from dataio.rows.views import Box, Draws, PictureView, Size
@@ -85,13 +84,6 @@ def find_decoder(device: torch.device | None) -> Callable[[], DeviceDecoder]:
     return lambda: NvImageCodec(device)
 
 
-def decoded_on_device(fields: Mapping[str, Field]) -> list[str]:
-    """List the fields whose pictures a device decodes."""
-    return [
-        name for name, kind in fields.items() if isinstance(kind, Image) and kind.decode == "device"
-    ]
-
-
 class NvImageCodec:
     """Decodes by NVIDIA's library of that name, on a stream of its own; the lock guards both.
 
@@ -110,13 +102,11 @@ class NvImageCodec:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Order what is done within on the device; at the end all of it is done."""
         with self._lock, torch.cuda.stream(self._stream):
             yield
             self._stream.synchronize()
 
     def decode(self, parts: Sequence[JpegPart], channels: int) -> list[Tensor | None]:
-        """Decode boxes: uint8[height, width, channels] each, on the device; None: it cannot."""
         library = self._library
         colours = library.ColorSpec.GRAY if channels == 1 else library.ColorSpec.SRGB
         how = library.DecodeParams(apply_exif_orientation=False, color_spec=colours)

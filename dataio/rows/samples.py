@@ -33,8 +33,8 @@ class NothingDecodesError(FieldError):
     """No row of a batch decodes, so that nobody knows what its padding is to look like."""
 
 
-Value = Array | torch.Tensor | list[Any]
-"""One field of all samples of a batch; a tensor where a device made it."""
+Value = Array | list[Any]
+"""One field of all samples of a batch."""
 
 Batch = dict[str, torch.Tensor]
 Transform = Callable[[Sample, np.random.Generator], Mapping[str, object]]

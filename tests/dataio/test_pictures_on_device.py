@@ -25,7 +25,7 @@ from dataio import (
 )
 from dataio.base.seeding import key, uniform
 from dataio.rows import on_device
-from dataio.rows.fields import declarations, decodes
+from dataio.rows.fields import declarations
 from dataio.rows.on_device import find_decoder
 from dataio.rows.views import NUM_DRAWS
 from dataio.world import single_world
@@ -200,7 +200,6 @@ def test_a_package_that_is_missing_is_named_with_the_cure(monkeypatch):
 def test_a_cache_does_not_know_where_pictures_are_decoded():
     host, device = Image("jpg", crop=CROP), Image("jpg", crop=CROP, decode="device")
     assert declarations({"image": host}) == declarations({"image": device})
-    assert not decodes(device)
     for options in ({"decoded": True}, {"channels": 4}):
         with pytest.raises(ValueError, match="exclude one another: a GPU decodes gray and colours"):
             Image("jpg", resize=Resize(8), decode="device", **options)

@@ -4,7 +4,7 @@ import json
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -28,10 +28,11 @@ WATCHED_S = 3e-5
 """What a clock on the host costs at each operator."""
 
 
-class Card:
+class Card(ModuleType):
     """Stands in for ``torch.cuda``: kernels run in their order, none before it is issued."""
 
     def __init__(self, *, issuing_s: float, kernel_s: float, byte_s: float = 0.0) -> None:
+        super().__init__("card")
         self.issuing_s, self.kernel_s, self.byte_s = issuing_s, kernel_s, byte_s
         self.now_s = self.idle_from_s = self.kernels_s = 0.0
         self.operators = 0

@@ -6,9 +6,9 @@ that holds the GPU back until the host is ahead leaves the first alone.
 """
 
 import time
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, cast
+from types import ModuleType
+from typing import Protocol
 
 import torch
 
@@ -25,7 +25,7 @@ HELD_CYCLES = 1 << 24
 MOST_CYCLES = 1 << 26
 
 
-class Clock(Protocol):
+class StepClock(Protocol):
     """Measures laps of a step, one after another, without what it is paused for."""
 
     def begin(self) -> None:
@@ -57,20 +57,16 @@ class HostClock:
     """What passes on the host."""
 
     def begin(self) -> None:
-        """Begin the first lap."""
         self._laps_s = [0.0]
         self.resume()
 
     def pause(self) -> None:
-        """Leave out what follows."""
         self._laps_s[-1] += time.perf_counter() - self._since
 
     def resume(self) -> None:
-        """Go on with a lap."""
         self._since = time.perf_counter()
 
     def lap(self) -> None:
-        """End a lap, and begin the next."""
         self.pause()
         self._laps_s.append(0.0)
         self.resume()
@@ -79,35 +75,8 @@ class HostClock:
         """Nothing: an operator is computed where it is called."""
 
     def end(self) -> list[float]:
-        """End the last lap."""
         self.pause()
         return self._laps_s
-
-
-class Event(Protocol):
-    """A mark among what a GPU computes."""
-
-    def record(self, stream: object) -> None: ...
-
-    def query(self) -> bool:
-        """Whether the GPU has passed it."""
-        ...
-
-    def elapsed_time(self, end_event: "Event") -> float:
-        """Milliseconds to a later one."""
-        ...
-
-
-class Cuda(Protocol):
-    """What is asked of ``torch.cuda``."""
-
-    def Event(self, *, enable_timing: bool) -> Event: ...
-
-    def current_stream(self) -> object: ...
-
-    def stream(self, stream: object) -> AbstractContextManager[object]: ...
-
-    def synchronize(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -122,7 +91,7 @@ class Gpu:
 
     device: torch.device
     name: str
-    cuda: Cuda
+    cuda: ModuleType
 
 
 def find_gpu(config: Config, world: World) -> Gpu | None:
@@ -149,7 +118,7 @@ def find_gpu(config: Config, world: World) -> Gpu | None:
             "where the job will run, or give run.device=cpu for a job on CPUs"
         )
     device = own_device(world)
-    return Gpu(device, torch.cuda.get_device_name(device), cast("Cuda", torch.cuda))
+    return Gpu(device, torch.cuda.get_device_name(device), torch.cuda)
 
 
 class DeviceClock:
@@ -161,26 +130,23 @@ class DeviceClock:
             has a wait for its host in it.
     """
 
-    def __init__(self, cuda: Cuda, *, holds: bool = False) -> None:
+    def __init__(self, cuda: ModuleType, *, holds: bool = False) -> None:
         self._cuda, self._holds, self._cycles = cuda, holds, HELD_CYCLES
         self._operators = 0
         self._was_late = False
-        self._laps: list[list[tuple[Event, Event]]] = []
+        self._laps: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = []
 
     def begin(self) -> None:
-        """Begin the first lap."""
         self._stream = self._cuda.current_stream()
         self._laps, self._was_late = [[]], False
         self.resume()
 
     def pause(self) -> None:
-        """Leave out what follows."""
         # Passed already: the hold was over before all was issued
-        self._was_late |= self._began.query()
+        self._was_late |= self._began.query()  # type: ignore[no-untyped-call]
         self._laps[-1].append((self._began, self._mark()))
 
     def resume(self) -> None:
-        """Go on with a lap."""
         self._operators = 0
         if self._holds:
             with self._cuda.stream(self._stream):
@@ -188,20 +154,17 @@ class DeviceClock:
         self._began = self._mark()
 
     def lap(self) -> None:
-        """End a lap, and begin the next."""
         self.pause()
         self._laps.append([])
         self.resume()
 
     def count(self) -> None:
-        """Hold the GPU back anew after so many operators."""
         self._operators += 1
         if self._holds and self._operators > HELD_OPERATORS:
             self.pause()
             self.resume()
 
     def end(self) -> list[float]:
-        """End the last lap, and wait for the GPU."""
         self.pause()
         self._cuda.synchronize()
         return [
@@ -218,7 +181,7 @@ class DeviceClock:
         self._cycles *= 4
         return True
 
-    def _mark(self) -> Event:
-        mark = self._cuda.Event(enable_timing=True)
+    def _mark(self) -> torch.cuda.Event:
+        mark: torch.cuda.Event = self._cuda.Event(enable_timing=True)
         mark.record(self._stream)
         return mark

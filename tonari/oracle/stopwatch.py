@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dataio.rows.samples import Batch
-from tonari.oracle.clock import Clock, DeviceClock, Gpu, HostClock
+from tonari.oracle.clock import DeviceClock, Gpu, HostClock, StepClock
 from tonari.oracle.record import Message, Wait, Watcher
 from tonari.oracle.trace import NoReports, alone, make_batch
 from tonari.trainer.config.config import Config
@@ -116,7 +116,7 @@ def time_step(
 
         def plain() -> tuple[float, float]:
             """Time a step on the host, and where it is computed."""
-            clocks: list[Clock] = [HostClock()]
+            clocks: list[StepClock] = [HostClock()]
             if gpu is not None:
                 clocks.insert(0, DeviceClock(gpu.cuda))
             for clock in clocks:
@@ -194,7 +194,7 @@ class Stopwatch(Watcher):  # type: ignore[no-untyped-call]
         clock: Measures them.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: StepClock) -> None:
         super().__init__()
         self._clock = clock
 

@@ -15,6 +15,7 @@ from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import (
     Array,
     Bytes,
+    Decodes,
     Field,
     Float,
     Image,
@@ -24,7 +25,6 @@ from dataio.rows.fields import (
     Text,
     Tokens,
     declarations,
-    decodes,
     row_schema,
 )
 from dataio.rows.refused import Lenient, find_refused, is_replaced, refused_row
@@ -367,7 +367,7 @@ def _decoded(field: Field, data: NDArray[np.uint8], where: str) -> Value:
         return pixels
     if isinstance(field, Tokens):
         return np.frombuffer(data.tobytes(), np.dtype(field.dtype).newbyteorder("<")).copy()
-    if decodes(field):
+    if isinstance(field, Decodes):
         return field.decode(data.data.toreadonly(), where)  # type: ignore[return-value]
     raw = data.tobytes()
     return raw.decode() if isinstance(field, Text) else raw

@@ -253,7 +253,12 @@ def make_message(
         "send": lambda: _pass_on(whole, group),
     }
     call = calls[kind]
-    return call if device == HOST else lambda: (call(), torch.cuda.synchronize(device))
+
+    def complete() -> None:
+        call()
+        torch.cuda.synchronize(device)
+
+    return call if device == HOST else complete
 
 
 def _pass_on(tensor: Tensor, group: dist.ProcessGroup) -> None:

@@ -5,6 +5,8 @@ host has issued all of a part, what lies between them is what that part computes
 none; a product as large would take as long, and the caches with it.
 """
 
+from collections.abc import Callable
+
 import torch
 
-occupy = torch.cuda._sleep
+occupy: Callable[[int], None] = torch.cuda._sleep
