@@ -1,6 +1,7 @@
 """A job on a GPU is probed by the GPU's own events, and planned: on a card that is made up."""
 
 import json
+import re
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import replace
@@ -152,7 +153,7 @@ def planned(tmp_path, monkeypatch, capsys, stands_in):
         assert main([*command, "--json"]) == 0
         found = capsys.readouterr().out
         said, _, document = found.partition("{")
-        assert main(command) == 0
+        assert main([*command, "--explain"]) == 0
         return json.loads("{" + document), said + capsys.readouterr().out, steps[-1]
 
     return run
@@ -176,6 +177,7 @@ def test_a_step_takes_what_its_host_does_where_that_is_slower(planned):
     assert document["parts_s"]["compute"] == pytest.approx(kernels_s)
     assert document["parts_s"]["issuing"] == pytest.approx(operators * 2e-4 - kernels_s, rel=0.01)
     assert "waiting: issuing" in shown
+    assert re.search(r"issuing +left out", shown)
 
 
 def test_a_step_takes_what_its_copies_do_where_they_are_slower(planned):

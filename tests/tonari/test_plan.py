@@ -317,9 +317,9 @@ def test_no_step_is_timed_after_a_message(settings, tmp_path, monkeypatch):
         timed.append("step")
         return plain_step(*given, **named)
 
-    def time_messages(*, sizes, ranks):
+    def time_messages(*, sizes, **named):
         timed.append("messages")
-        return plain_messages(sizes=sizes[:1], ranks=ranks)
+        return plain_messages(sizes=sizes[:1], **named)
 
     plain_step, plain_messages = stopwatch.time_step, messages.time_messages
     monkeypatch.setattr(probe, "time_step", time_step)
