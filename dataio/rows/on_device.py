@@ -110,16 +110,14 @@ class NvImageCodec:
         library = self._library
         colours = library.ColorSpec.GRAY if channels == 1 else library.ColorSpec.SRGB
         how = library.DecodeParams(apply_exif_orientation=False, color_spec=colours)
-        streams = [self._open(part) for part in parts]
-        found: list[Tensor | None] = [None] * len(parts)
-        rows = [row for row, stream in enumerate(streams) if stream is not None]
+        # Of what is None there, None comes back
         pictures = self._decoder.decode(
-            [streams[row] for row in rows], params=how, cuda_stream=self._stream.cuda_stream
+            [self._open(part) for part in parts], params=how, cuda_stream=self._stream.cuda_stream
         )
-        for row, picture in zip(rows, pictures, strict=True):
-            if picture is not None:
-                found[row] = torch.as_tensor(picture, device=self.device)
-        return found
+        return [
+            None if picture is None else torch.as_tensor(picture, device=self.device)
+            for picture in pictures
+        ]
 
     def _open(self, part: JpegPart) -> object | None:
         top, left, height, width = part.box
