@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import simplejpeg
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -76,12 +77,16 @@ def find_decoder(device: torch.device | None) -> Callable[[], DeviceDecoder]:
     except ModuleNotFoundError:
         is_installed = False
     if not is_installed:
-        major = str(torch.version.cuda).partition(".")[0]
-        raise ValueError(
-            'decode="device", and nvImageCodec is not installed; install it with '
-            f'`pip install nvidia-nvimgcodec-cu{major}`, or give decode="host"'
-        )
+        raise _missing("nvImageCodec is not installed")
     return lambda: NvImageCodec(device)
+
+
+def _missing(found: str) -> ValueError:
+    major = str(torch.version.cuda).partition(".")[0]
+    return ValueError(
+        f'decode="device", and {found}; install it with '
+        f"`pip install 'nvidia-nvimgcodec-cu{major}[nvjpeg]'`, or give decode=\"host\""
+    )
 
 
 class NvImageCodec:
@@ -89,16 +94,32 @@ class NvImageCodec:
 
     Args:
         device: A GPU.
+
+    Raises:
+        ValueError: If it decodes nothing there.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._library: Any = importlib.import_module(PACKAGE)
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
-        # Colours are smoothed as libjpeg does
-        self._decoder = self._library.Decoder(device_id=index, options=":fancy_upsampling=1")
+        kinds = self._library.BackendKind
+        self._decoder = self._library.Decoder(
+            device_id=index,
+            # The host is ours: what the GPU refuses is decoded as all others are
+            backends=[
+                self._library.Backend(kind)
+                for kind in (kinds.HW_GPU_ONLY, kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU)
+            ],
+            # Colours are smoothed as libjpeg does
+            options=":fancy_upsampling=1",
+        )
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._lock = threading.Lock()
+        data = simplejpeg.encode_jpeg(np.zeros((16, 16, 3), np.uint8))
+        with self.at_work():
+            if self.decode([JpegPart(memoryview(data), Box(0, 0, 16, 16))], 3) == [None]:
+                raise _missing("nvImageCodec decodes no JPEG here, for want of nvJPEG")
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -114,10 +135,7 @@ class NvImageCodec:
         pictures = self._decoder.decode(
             [self._open(part) for part in parts], params=how, cuda_stream=self._stream.cuda_stream
         )
-        return [
-            None if picture is None else torch.as_tensor(picture, device=self.device)
-            for picture in pictures
-        ]
+        return [None if picture is None else torch.from_dlpack(picture) for picture in pictures]
 
     def _open(self, part: JpegPart) -> object | None:
         top, left, height, width = part.box

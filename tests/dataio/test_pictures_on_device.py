@@ -193,7 +193,7 @@ def test_a_package_that_is_missing_is_named_with_the_cure(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(on_device, "PACKAGE", "nvidia_is_absent.nvimgcodec")
-    with pytest.raises(ValueError, match="`pip install nvidia-nvimgcodec-cu13`, or give"):
+    with pytest.raises(ValueError, match=r"`pip install 'nvidia-nvimgcodec-cu13\[nvjpeg\]'`, or"):
         find_decoder(torch.device("cuda"))
 
 
