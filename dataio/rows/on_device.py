@@ -17,6 +17,7 @@ import simplejpeg
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
+from torch.utils.dlpack import from_dlpack
 
 from dataio.rows.decode import MOST_RESIZED, find_jpeg_view, intersection, slices
 from dataio.rows.image import Image
@@ -92,6 +93,8 @@ def _missing(found: str) -> ValueError:
 class NvImageCodec:
     """Decodes by NVIDIA's library of that name, on a stream of its own; the lock guards both.
 
+    Its decoder is for one thread at a time: others' pictures come back broken, or it crashes.
+
     Args:
         device: A GPU.
 
@@ -135,7 +138,7 @@ class NvImageCodec:
         pictures = self._decoder.decode(
             [self._open(part) for part in parts], params=how, cuda_stream=self._stream.cuda_stream
         )
-        return [None if picture is None else torch.from_dlpack(picture) for picture in pictures]
+        return [None if picture is None else from_dlpack(picture) for picture in pictures]
 
     def _open(self, part: JpegPart) -> object | None:
         top, left, height, width = part.box
