@@ -20,7 +20,9 @@ from dataio.plan.exclusion import Exclusion
 from dataio.plan.history import ScoreColumn
 from dataio.plan.layout import Layout
 from dataio.plan.policies import ByFields, DrawsRows, Importance, Local, Shuffle
+from dataio.rows import on_device
 from dataio.rows.fields import Field, row_schema
+from dataio.rows.image import Image
 from dataio.rows.samples import BatchTransform, Collate, OnError, Transform
 from dataio.source import Source
 from dataio.source.open import check_openable
@@ -56,12 +58,34 @@ class Arguments:
 
     def __post_init__(self) -> None:
         check_openable(self.source)
-        find_device(self.device)
+        device = find_device(self.device)
+        for name, kind in self.fields.items():
+            if isinstance(kind, Image) and kind.decode == "device":
+                self._check_decoding(name, device)
         if self.cache.quota is not None and self.staging.when == "overlap":
             raise ValueError(
                 'staging: when="overlap" and a quota exclude one another, because what fits is '
                 'known only when all is staged; give when="before" or no quota'
             )
+
+    def _check_decoding(self, name: str, device: torch.device | None) -> None:
+        """Refuse to decode on a device what is then wanted on the host, or where there is none."""
+        given = {
+            "transform": self.transform, "collate": self.collate,
+            "batch_transform": self.batch_transform,
+            "Workers(processes=...)": self.workers.processes,
+        }  # fmt: skip
+        found = next((what for what, value in given.items() if value), None)
+        if found is not None:
+            raise ValueError(
+                f'field {name!r}: decode="device" and {found} exclude one another, because '
+                "pixels are on the GPU before that sees them; change batches in the training loop, "
+                'or give decode="host"'
+            )
+        try:
+            on_device.find_decoder(device)
+        except ValueError as error:
+            raise ValueError(f"field {name!r}: {error}") from error
 
     @property
     def shuffle_or_local(self) -> Shuffle:

@@ -217,18 +217,18 @@ class TrainingSession(Session):
                 "resize=ResizeShort(256), crop=CenterCrop(224)), or these fields themselves"
             )
         given = self.lasting.opener.fields if fields is None else fields
-        trained = {} if classes == "own" else self.lasting.opener.class_names(self.source)
-        opened, stored = replace(self.lasting.opener, fields=given).open(
-            source, trained=trained, classes=classes
-        )
         training = self.arguments
         # Without a transform of its own there is nothing that would hold the interpreter.
         num_processes = training.workers.processes if transform is not None else 0
         arguments = replace(
-            training, transform=transform, batch_transform=batch_transform, collate=collate,
-            cache=replace(training.cache, quota=None), importance=None, exclude=None,
-            workers=replace(training.workers, processes=num_processes),
+            training, fields=given, transform=transform, batch_transform=batch_transform,
+            collate=collate, cache=replace(training.cache, quota=None), importance=None,
+            exclude=None, workers=replace(training.workers, processes=num_processes),
         )  # fmt: skip
+        trained = {} if classes == "own" else self.lasting.opener.class_names(self.source)
+        opened, stored = replace(self.lasting.opener, fields=given).open(
+            source, trained=trained, classes=classes
+        )
         return Evaluation(
             opened,
             self.fields if fields is None else stored,

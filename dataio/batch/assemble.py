@@ -18,6 +18,7 @@ from dataio.batch.job import BatchJob, BatchWork, num_rows
 from dataio.batch.stack import Form, StackedColumns, blank, forms
 from dataio.batch.watch import ROWS_LOOKED_AT, How, TransformWatch
 from dataio.rows.fields import Field
+from dataio.rows.on_device import DeviceDecoder
 from dataio.rows.samples import (
     AsList,
     NothingDecodesError,
@@ -41,6 +42,7 @@ class Assembler:
         seed: The run's seed.
         on_error: What to do with a row that does not decode.
         trusts_pictures: Whether pictures that were refused while staging are decoded all the same.
+        decoder: Of the device that decodes pictures; None: no field asks for it.
         watch: Looks at what the transform draws from, if there is one.
 
     Attributes:
@@ -59,6 +61,7 @@ class Assembler:
         seed: int,
         on_error: OnError,
         trusts_pictures: bool = False,
+        decoder: DeviceDecoder | None = None,
         watch: TransformWatch | None,
     ) -> None:
         self._fields = fields
@@ -74,6 +77,7 @@ class Assembler:
             seed=seed,
             on_error=on_error,
             trusts_pictures=trusts_pictures,
+            decoder=decoder,
         )
         self._forms: dict[str, Form | None] | None = None
         self.by_row = transform is not None or keep_samples or self.filler.decodes
@@ -234,5 +238,5 @@ def _cover(values: dict[str, Value], bad: frozenset[int], num_rows: int) -> None
         for row in bad:
             if good is not None:
                 value[row] = value[good]
-            elif isinstance(value, np.ndarray):
+            elif not isinstance(value, list):
                 value[row] = 0

@@ -13,6 +13,7 @@ from dataio.batch.job import BatchJob, BatchWork, Pictures
 from dataio.rows.decode import check_decodes, decode_image, image_shape, store_pixels
 from dataio.rows.fields import Decodes, Field, Text, Tokens
 from dataio.rows.image import Image, Mask
+from dataio.rows.on_device import DeviceDecoder, PicturesOnDevice
 from dataio.rows.refused import WORDS, find_refused, is_replaced
 from dataio.rows.samples import Array, AsList, NothingDecodesError, OnError, Value
 from dataio.rows.views import MIDDLE, NUM_DRAWS, Draws, RandomResizedCrop, Size
@@ -32,6 +33,7 @@ class Filler:
         seed: The run's seed.
         on_error: What to do with a row that does not decode.
         trusts_pictures: Whether pictures that were refused while staging are decoded all the same.
+        decoder: Of the device that decodes pictures; None: no field asks for it.
     """
 
     def __init__(
@@ -43,9 +45,10 @@ class Filler:
         seed: int,
         on_error: OnError,
         trusts_pictures: bool = False,
+        decoder: DeviceDecoder | None = None,
     ) -> None:
         self._reader, self._fields, self._ring, self._on_error = reader, fields, ring, on_error
-        self._seed, self._trusts_pictures = seed, trusts_pictures
+        self._seed, self._trusts_pictures, self._decoder = seed, trusts_pictures, decoder
         self._sizes: dict[str, Size] = {}
         self._lock = threading.Lock()
         schema = reader.schema
@@ -71,7 +74,9 @@ class Filler:
         self._draws = any(kind.draws for kind in pictures.values())
         texts = [name for name, kind in fields.items() if isinstance(kind, Text)]
         self._key = next((name for name in texts if fields[name].key in ("__key__", "path")), None)
-        self.own = [name for name in schema.variable if isinstance(fields[name], Decodes)]
+        # An image has a word of the name of theirs
+        own = [name for name in schema.variable if isinstance(fields[name], Decodes)]
+        self.own = [name for name in own if name not in pictures]
         self.varying = self.own + [
             name
             for name in schema.variable
@@ -182,10 +187,14 @@ class Filler:
             target[start : start + len(cut)] = cut
         return out
 
-    def _image(self, job: BatchJob, name: str, kind: Image | Mask, data: list[memoryview]) -> Array:
+    def _image(self, job: BatchJob, name: str, kind: Image | Mask, data: list[memoryview]) -> Value:
         size = kind.out if kind.out is not None else self._sizes.get(name)
         if size is None:
             size = self._sizes[name] = self._first_size(job, name, kind, data)
+        if isinstance(kind, Image) and kind.decode == "device":
+            planned = PicturesOnDevice(kind, len(data), size)
+            job.images.append(Pictures(name, kind, data, planned))
+            return []
         out = self._ring.take((len(data), *size, kind.channels), np.uint8).view(np.uint8)
         job.images.append(Pictures(name, kind, data, out))
         # uint8[batch, channels, height, width], channels last in memory
@@ -284,6 +293,13 @@ class Filler:
         where = _where(job, row, name)
         draws = job.draws[row] if job.draws is not None else MIDDLE
         try:
+            if isinstance(out, PicturesOnDevice):
+                size = out.plan(row, data[row], draws, where=where)
+                if size is None:
+                    pixels = np.empty(out.shape, np.uint8)
+                    size = self._decode_kept(data[row], pixels, kind, draws, where)
+                    out.keep(row, pixels)
+                return size
             if isinstance(data, np.ndarray):
                 store_pixels(
                     data[job.work.located.position[row]], out[row], kind, draws, where=where
@@ -322,6 +338,15 @@ class Filler:
     def values(self, job: BatchJob) -> dict[str, Value]:
         """Give the filled fields by name, images with their channels first."""
         values = {name: job.values[name] for name in self._fields}
+        for pictures in job.images:
+            if isinstance(pictures.out, PicturesOnDevice):
+                assert self._decoder is not None, "opened where a field asks for it"
+                tensor = pictures.out.deliver(
+                    self._decoder,
+                    lambda row: self._decode(job, row, pictures),  # noqa: B023
+                )
+                # A tensor already, as `as_tensor` leaves it
+                values[pictures.name] = tensor  # type: ignore[assignment]
         for name in self.decoded:
             stored = values[name]
             assert isinstance(stored, np.ndarray)

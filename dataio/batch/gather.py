@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataio.arguments import Arguments
+from dataio.arguments import Arguments, find_device
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import DataioError, FieldError
 from dataio.batch.assemble import Assembler
@@ -27,6 +27,8 @@ from dataio.batch.process_transform import Made, WorkerArguments, WorkerProcesse
 from dataio.batch.shape import Shaper
 from dataio.batch.verify import RowVerifier
 from dataio.batch.watch import How, TransformWatch
+from dataio.rows import on_device
+from dataio.rows.image import Image
 from dataio.rows.samples import Batch, NothingDecodesError, Sample, Value
 from dataio.source.base import place_of
 from dataio.store.checked_source import no_rows
@@ -110,6 +112,9 @@ class Gather:
             replica=replica,
             place_of=self._place_of,
         )
+        decoder = None
+        if any(isinstance(kind, Image) and kind.decode == "device" for kind in fields.values()):
+            decoder = on_device.find_decoder(find_device(arguments.device))()
         logs = replica == 0
         self._assembler = Assembler(
             self._reader,
@@ -120,6 +125,7 @@ class Gather:
             seed=seed,
             on_error=arguments.on_error,
             trusts_pictures=trusts_pictures,
+            decoder=decoder,
             watch=TransformWatch(
                 "transform",
                 unit="sample",

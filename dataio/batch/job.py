@@ -11,6 +11,7 @@ from dataio.base.seeding import Key, key
 from dataio.batch.stack import StackedColumns
 from dataio.rows.fields import Decodes
 from dataio.rows.image import Image, Mask
+from dataio.rows.on_device import PicturesOnDevice
 from dataio.rows.samples import Array, Sample, Value
 from dataio.rows.views import Draws
 from dataio.store.files.reader import Located, RowReader
@@ -64,13 +65,14 @@ class Pictures(NamedTuple):
         kind: How it is declared.
         data: The compressed pictures; or uint8[batch, height, width, channels] where they were
             decoded while staging.
-        out: uint8[batch, height, width, channels]: Where they go.
+        out: uint8[batch, height, width, channels]: Where they go; or, of those that a device
+            decodes, what is known of them until then.
     """
 
     name: str
     kind: Image | Mask
     data: Sequence[memoryview] | NDArray[np.uint8]
-    out: NDArray[np.uint8]
+    out: NDArray[np.uint8] | PicturesOnDevice
 
 
 @dataclass(slots=True)

@@ -164,11 +164,13 @@ def _of_sequence(values: list[object] | tuple[object, ...]) -> Array | None:
     return array if array.dtype.kind in NUMBERS else None
 
 
-def as_tensor(value: Value) -> torch.Tensor:
-    """Bring a field of a batch to a tensor, or a list of arrays to one of tensors.
+def as_tensor(value: Value | torch.Tensor) -> torch.Tensor:
+    """Bring a field of a batch to a tensor, if no device has, or a list of arrays to one of those.
 
     Bytes, text and other objects have no tensor form: they stay a list.
     """
+    if isinstance(value, torch.Tensor):
+        return value
     if isinstance(value, np.ndarray):
         return _carried(value)
     rows = [_carried(row) if isinstance(row, np.ndarray) else row for row in value]

@@ -123,7 +123,7 @@ def decode_image(
             size, subsampling = jpeg_header(data)
             if how.classes and subsampling != "Gray":
                 raise ValueError("classes are no colours")
-            view = _view(size, out, how, draws, where)
+            view = _view(size, out.shape[:2], how, draws, where)
             if view == PictureView(size, Box(0, 0, *size), size, False):
                 simplejpeg.decode_jpeg(data, COLORS[how.channels], buffer=out)
                 return size
@@ -142,6 +142,33 @@ def decode_image(
     return pixels.shape[0], pixels.shape[1]
 
 
+def find_jpeg_view(
+    data: memoryview | Pixels, out: Size, how: PictureDelivery, draws: Draws, *, where: str
+) -> tuple[Size, PictureView] | None:
+    """Find height and width of a JPEG that lies upright, and what of it is delivered.
+
+    Args:
+        data: The compressed picture.
+        out: Height and width delivered.
+        how: What of it is delivered.
+        draws: Numbers of this sample; see `find_view`.
+        where: Sample and field, for the message.
+
+    Returns:
+        None: It is another picture, or its header is not sound.
+
+    Raises:
+        FieldError: If it does not fit the crop, or comes out in another size.
+    """
+    if bytes(data[:2]) != JPEG_START or (how.upright and find_orientation(data) > UPRIGHT):
+        return None
+    try:
+        size, _ = jpeg_header(data)
+    except ValueError:
+        return None
+    return size, _view(size, out, how, draws, where)
+
+
 def store_pixels(
     pixels: Pixels, out: Pixels, how: PictureDelivery, draws: Draws = MIDDLE, *, where: str
 ) -> None:
@@ -151,7 +178,8 @@ def store_pixels(
     def region(box: Box, scale: int) -> Pixels:
         return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
 
-    store(ReadPicture(size, region), _view(size, out, how, draws, where), out, how)
+    view = _view(size, out.shape[:2], how, draws, where)
+    store(ReadPicture(size, region), view, out, how)
 
 
 def store(picture: ReadPicture, view: PictureView, out: Pixels, how: PictureDelivery) -> None:
@@ -167,9 +195,9 @@ def store(picture: ReadPicture, view: PictureView, out: Pixels, how: PictureDeli
                 return
             middle = np.empty((*view.resized, how.channels), np.uint8)
             _put(pixels, middle, False, how)
-            picture = ReadPicture(view.resized, lambda box, _: middle[_slices(box)])
+            picture = ReadPicture(view.resized, lambda box, _: middle[slices(box)])
         whole = Box(0, 0, *view.resized)
-    inside = _intersection(view.box, whole)
+    inside = intersection(view.box, whole)
     if inside == view.box:
         _put(picture.region(inside, _scale(inside, view.out, how)), out, view.flipped, how)
         return
@@ -177,7 +205,7 @@ def store(picture: ReadPicture, view: PictureView, out: Pixels, how: PictureDeli
     padded = np.full_like(out, how.fill)
     place = Box(inside.top - view.box.top, inside.left - view.box.left, *inside[2:])
     if inside.height and inside.width:
-        padded[_slices(place)] = picture.region(inside, 1)
+        padded[slices(place)] = picture.region(inside, 1)
     _put(padded, out, view.flipped, how)
 
 
@@ -304,14 +332,14 @@ def _channels_first(tensor: "torch.Tensor") -> "torch.Tensor":
     return tensor.permute(2, 0, 1)[None]
 
 
-def _view(size: Size, out: Pixels, how: PictureDelivery, draws: Draws, where: str) -> PictureView:
+def _view(size: Size, out: Size, how: PictureDelivery, draws: Draws, where: str) -> PictureView:
     view = find_view(size, how.resize, how.crop, how.flip, draws)
     if isinstance(view, str):
         raise FieldError(f"{where}: {view}")
-    if view.out != out.shape[:2]:
+    if view.out != out:
         raise FieldError(
             f"{where}: the image is {view.out[0]} x {view.out[1]} (height x width), expected "
-            f"{out.shape[0]} x {out.shape[1]} like the first; declare the size to bring all to: "
+            f"{out[0]} x {out[1]} like the first; declare the size to bring all to: "
             "resize=Resize(...), or resize=ResizeShort(...) and a crop"
         )
     return view
@@ -443,11 +471,13 @@ def _scale(box: Box, out: Size, how: PictureDelivery) -> int:
     return 1 if how.classes else find_scale(box, out)
 
 
-def _slices(box: Box) -> tuple[slice, slice]:
+def slices(box: Box) -> tuple[slice, slice]:
+    """Give the rows and columns of a box."""
     return slice(box.top, box.top + box.height), slice(box.left, box.left + box.width)
 
 
-def _intersection(box: Box, other: Box) -> Box:
+def intersection(box: Box, other: Box) -> Box:
+    """Find what two boxes have in common; a side of it may be 0."""
     top, left = max(box.top, other.top), max(box.left, other.left)
     bottom = min(box.top + box.height, other.top + other.height)
     right = min(box.left + box.width, other.left + other.width)

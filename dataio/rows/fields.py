@@ -333,7 +333,8 @@ def row_schema(fields: Mapping[str, Field]) -> RowSchema:
             )
     columns = {name: field.column(name) for name, field in fields.items()}
     for name, field in fields.items():
-        if isinstance(field, Decodes) and columns[name] is not None:
+        # An image has a word of that name
+        if isinstance(field, Decodes) and not (columns[name] is None or isinstance(field, Image)):
             raise ValueError(
                 f"fields: {name!r} is {type(field).__name__}, which has a decode and a column, "
                 "expected one of them; let column return None, or change samples in a transform"

@@ -1,7 +1,7 @@
 """Pictures as fields: what part of them is delivered, and at what size."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -38,6 +38,8 @@ class Image:
         decoded: Decode while staging and keep the pixels: more bytes in the cache, no decoding
             while training. ``resize``, and a crop that draws nothing, are done once; a random crop
             and the flip anew each time. Needs one size to keep.
+        decode: ``"device"``: JPEGs are decoded, resized and flipped by the GPU that batches are
+            delivered to; boxes and flips are the same.
     """
 
     key: str
@@ -49,6 +51,7 @@ class Image:
     fill: Level = 0
     upright: bool = True
     decoded: bool = False
+    decode: Literal["host", "device"] = "host"
 
     classes = False
 
@@ -56,6 +59,12 @@ class Image:
         _check(self)
         if self.channels not in (1, 3, 4):
             raise ValueError(f"Image({self.key!r}): channels is {self.channels}, must be 1, 3 or 4")
+        if self.decode == "device" and (self.decoded or self.channels == 4):
+            found = "decoded=True" if self.decoded else "channels=4"
+            raise ValueError(
+                f'Image({self.key!r}): decode="device" and {found} exclude one another: a GPU '
+                'decodes gray and colours, for each batch; give decode="host"'
+            )
         if self.decoded and self.kept is None:
             raise ValueError(
                 f"Image({self.key!r}): decoded without one size, must have the size that all "
@@ -66,8 +75,8 @@ class Image:
     def DELIVERED(self) -> tuple[str, ...]:
         """What decides only how the field is delivered."""
         if not self.decoded:
-            return ("resize", "crop", "flip", "channels", "fill", "upright")
-        return ("crop", "flip") if self.draws_crop else ("flip",)
+            return ("resize", "crop", "flip", "channels", "fill", "upright", "decode")
+        return ("crop", "flip", "decode") if self.draws_crop else ("flip", "decode")
 
     @property
     def draws_crop(self) -> bool:

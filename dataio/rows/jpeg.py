@@ -75,14 +75,10 @@ def _candidates() -> list[str]:
     return [*found, ctypes.util.find_library("turbojpeg") or "libturbojpeg.so.0"]
 
 
-class _Decoder:
-    """A thread's own decoder, with its own memory for pixels."""
+class _Memory:
+    """A thread's own memory for pixels."""
 
     def __init__(self) -> None:
-        self.library = turbojpeg()
-        self.handle = self.library.tj3Init(DECOMPRESS) if self.library is not None else None
-        if self.library is not None and self.handle is not None:
-            self.library.tj3Set(self.handle, STOP_ON_WARNING, 1)
         self._memory = np.empty(0, np.uint8)
 
     def take(self, shape: tuple[int, int, int]) -> Pixels:
@@ -92,19 +88,15 @@ class _Decoder:
             self._memory = np.empty(num_bytes, np.uint8)
         return self._memory[:num_bytes].reshape(shape)
 
-    def __del__(self) -> None:
-        if self.library is not None and self.handle is not None:
-            self.library.tj3Destroy(self.handle)
-
 
 _THREAD = threading.local()
 
 
-def _decoder() -> _Decoder:
-    found = getattr(_THREAD, "decoder", None)
+def _memory() -> _Memory:
+    found = getattr(_THREAD, "memory", None)
     if found is None:
-        found = _THREAD.decoder = _Decoder()
-    assert isinstance(found, _Decoder)
+        found = _THREAD.memory = _Memory()
+    assert isinstance(found, _Memory)
     return found
 
 
@@ -145,30 +137,33 @@ def decode_region(
     top, left = box.top // scale, box.left // scale
     bottom = min(-(-(box.top + box.height) // scale), height)
     right = min(-(-(box.left + box.width) // scale), width)
-    decoder = _decoder()
-    if decoder.library is None or decoder.handle is None:
-        whole = decoder.take((height, width, channels))
+    library = turbojpeg()
+    # One for each picture, within a microsecond: another's tables would stand in for those that a
+    # picture lacks.
+    handle = None if library is None else library.tj3Init(DECOMPRESS)
+    if library is None or handle is None:
+        whole = _memory().take((height, width, channels))
         simplejpeg.decode_jpeg(
             data, COLORS[channels], min_height=height, min_width=width, buffer=whole
         )
         return whole[top:bottom, left:right]
-    library, handle = decoder.library, decoder.handle
+    library.tj3Set(handle, STOP_ON_WARNING, 1)
     # Colours are smoothed with their neighbours: these keep the edges as they are in the whole.
     block = max(BLOCK.get(subsampling, 32) // scale, 1)
     start = max(left - NEIGHBOURS, 0) // block * block
     stop = min(right + NEIGHBOURS, width)
-    pixels = decoder.take((bottom - top, stop - start, channels))
+    pixels = _memory().take((bottom - top, stop - start, channels))
     source = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
     where, length = source.ctypes.data, len(source)
     failed = (
-        library.tj3SetCroppingRegion(handle, _Region(0, 0, 0, 0))
-        or library.tj3DecompressHeader(handle, where, length)
+        library.tj3DecompressHeader(handle, where, length)
         or library.tj3SetScalingFactor(handle, _Scale(1, scale))
         or library.tj3SetCroppingRegion(handle, _Region(start, top, stop - start, bottom - top))
         or library.tj3Decompress8(
             handle, where, length, pixels.ctypes.data, 0, PIXEL_FORMAT[channels]
         )
     )
+    library.tj3Destroy(handle)
     if failed:
         raise ValueError("the decoder refuses it")
     return pixels[:, left - start : right - start]

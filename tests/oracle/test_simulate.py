@@ -1,6 +1,6 @@
 """Steps of ranks, event by event, on a machine that is all invented."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -264,3 +264,74 @@ def test_what_two_leave_behind_shares_their_link():
     found = simulate(pair, Bench(), feeds={0: feed, 1: feed}, steps=10)
     assert found.step_s == 2.0
     assert found.behind_s == pytest.approx(2 * 10 * 3.0 - 10 * 2.0)
+
+
+def on_gpu(of_rank: Timed, *issuing_s: float, copy_s: float = 0.0) -> Timed:
+    """Let a GPU compute a program, whose laps its host issues."""
+    return replace(of_rank, issuing_s=(issuing_s,), copy_s=copy_s)
+
+
+@pytest.mark.parametrize(
+    ("computing_s", "issuing_s", "copy_s", "step_s", "waits"),
+    [
+        (3.0, 2.0, 1.0, 3.0, {}),
+        (3.0, 5.0, 1.0, 5.0, {"issuing": 2.0}),
+        (3.0, 2.0, 7.0, 7.0, {"copy": 4.0}),
+    ],
+)
+def test_a_step_on_a_gpu_takes_what_kernels_issuing_or_copies_do(
+    computing_s, issuing_s, copy_s, step_s, waits
+):
+    found = simulate(
+        [on_gpu(program(0, computing_s), issuing_s, copy_s=copy_s)], Bench(), steps=4
+    )  # fmt: skip
+    # The first batch is waited for
+    assert found.step_ends_s[0] == copy_s + max(computing_s, issuing_s - copy_s)
+    assert found.steps_s == (step_s,) * 3
+    parts_s = found.parts_s()
+    assert parts_s.pop("compute") == computing_s
+    assert set(parts_s) == {"copy", *waits}
+    for name, seconds in waits.items():
+        assert parts_s[name] == pytest.approx(seconds, abs=2 * copy_s / 4)
+
+
+def test_a_host_that_is_ahead_waits_for_no_message_and_its_gpu_does():
+    parts = (together(0, 1), Wait(0), 1.0)
+    found = simulate(
+        [on_gpu(program(0, 2.0, *parts), 0.1, 0.1, 0.1), program(1, 5.0, *parts)], Bench(), steps=3
+    )
+    assert found.step_ends_s == (7.0, 14.0, 21.0)
+    assert {span.name for span in found.spans if span.rank == 0} == {"compute", "all_reduce"}
+
+
+def test_a_lap_that_is_issued_late_is_waited_for_where_it_is():
+    # Of the first lap the GPU waits for the host, and so does the message
+    parts = (together(0, 1), Wait(0), 4.0)
+    ranks = [on_gpu(program(0, 1.0, *parts), 3.0, 0.0, 1.0), program(1, 1.0, *parts)]
+    found = simulate(ranks, Bench(), steps=1)
+    assert found.step_ends_s == (8.0,)
+    own = [(span.name, span.start_s, span.end_s) for span in found.spans if span.rank == 0]
+    assert own == [
+        ("compute", 0.0, 1.0), ("issuing", 1.0, 3.0), ("all_reduce", 3.0, 4.0),
+        ("compute", 4.0, 8.0),
+    ]  # fmt: skip
+
+
+def test_a_host_runs_ahead_of_its_gpu_by_a_step():
+    asked = []
+
+    class Counting(Bench):
+        def compute(self, rank, seconds):
+            asked.append(seconds)
+            return super().compute(rank, seconds)
+
+    simulate([on_gpu(program(0, 8.0), 0.5)], Counting(), steps=1)
+    assert asked == [0.5, 0.5]
+
+
+def test_a_gpu_waits_for_a_loader_that_is_slower_and_two_batches_come_before_the_first_step():
+    feed = Feed(batch=TaskCost(9.0), ahead=2)
+    found = simulate([on_gpu(program(0, 8.0), 0.5)], Bench(), feeds={0: feed}, steps=4)
+    # One is copied while the other is trained
+    assert found.step_ends_s == (26.0, 35.0, 44.0, 53.0)
+    assert found.parts_s()["data"] == pytest.approx((18.0 + 3 * 1.0) / 4)

@@ -7,6 +7,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.oracle.test_trace import MESHES, load, thorough_but_one
 from tonari.oracle import Message, trace_step
+from tonari.oracle.clock import HostClock
 from tonari.oracle.errors import OracleError
 from tonari.oracle.probe.probe import as_fast_as, load_probe, probe, save_probe
 from tonari.oracle.programs import moved, programs
@@ -93,7 +94,7 @@ def test_issuing_a_message_is_computation_and_what_a_peer_would_send_is_not(monk
         monkeypatch.setattr(Watcher, "call", lambda *_: lasts(0.5))
         clock.call(torch.ops.c10d.recv_.default, ([Received()],), {})
 
-    clock = Stopwatch()
+    clock = Stopwatch(HostClock())
     clock.mark()
     lasts(1.0)
     clock.exchange(lambda: lasts(5.0), lambda _: clock.events.append(Wait(0)))

@@ -195,10 +195,10 @@ def test_a_model_that_cannot_be_traced_has_a_time_and_no_memory(tmp_path, monkey
     assert "by coordinate of pp: not known: a step of decides_by_value:Decides as rank 0" in shown
 
 
-def test_a_job_on_gpus_is_refused(settings, tmp_path, capsys):
+def test_a_job_on_gpus_is_refused_where_there_is_none(settings, tmp_path, capsys):
     kept = tmp_path / "probe.json"
     assert main(["probe", str(settings), "run.device=cuda", "--out", str(kept)]) == 1
-    assert "trains on GPUs here" in capsys.readouterr().err
+    assert "sees no GPU here" in capsys.readouterr().err
 
 
 BY_RANK = """
@@ -317,9 +317,9 @@ def test_no_step_is_timed_after_a_message(settings, tmp_path, monkeypatch):
         timed.append("step")
         return plain_step(*given, **named)
 
-    def time_messages(*, sizes, ranks):
+    def time_messages(*, sizes, **named):
         timed.append("messages")
-        return plain_messages(sizes=sizes[:1], ranks=ranks)
+        return plain_messages(sizes=sizes[:1], **named)
 
     plain_step, plain_messages = stopwatch.time_step, messages.time_messages
     monkeypatch.setattr(probe, "time_step", time_step)

@@ -72,7 +72,7 @@ def plan_step(
     Raises:
         ConfigError: If the settings do not fit the probe's world.
         OracleError: If the probe is of fewer ranks than the job has on a node, or of other
-            settings, or the job does not fit the cluster.
+            settings or another device, or the job does not fit the cluster.
     """
     own_settings = step_settings(config)
     differ = [name for name, words in own_settings.items() if found.settings.get(name) != words]
@@ -80,6 +80,11 @@ def plan_step(
         raise OracleError(
             f"the probe is of other settings: [{'], ['.join(differ)}] differ; probe with the same "
             "file and the same SECTION.KEY=VALUE"
+        )
+    if config.run.device != "auto" and (config.run.device == "cuda") != bool(found.gpu):
+        raise OracleError(
+            f'run.device is "{config.run.device}", and the probe is of steps on '
+            f"{found.gpu or 'the host'}; probe with the same run.device, where there is such a one"
         )
     layout = lay_out(config, found.world_size)
     cluster = cluster_of(found, cluster)

@@ -1,6 +1,7 @@
 """What every rank of a job does in a step, from what one rank of each kind did. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tonari.oracle.record import Message, Wait
 from tonari.oracle.stopwatch import Timed
@@ -41,10 +42,7 @@ def moved(timed: Timed, rank: int, sizes: Sequence[int]) -> Timed:
         axes = axes_of(event.ranks, sizes)
         return Message(event.kind, group_of(rank, axes, sizes), event.num_bytes, peer)
 
-    return Timed(
-        rank=rank, events=tuple(map(of_rank, timed.events)), laps_s=timed.laps_s,
-        step_s=timed.step_s,
-    )  # fmt: skip
+    return replace(timed, rank=rank, events=tuple(map(of_rank, timed.events)))
 
 
 def group_of(rank: int, axes: Sequence[str], sizes: Sequence[int]) -> tuple[int, ...]:

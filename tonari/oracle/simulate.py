@@ -3,6 +3,9 @@
 Every task (what a rank computes between two messages, or a message) takes some seconds by itself,
 and asks for some of each resource that it uses: cores of a node, a link. Where the tasks of a
 moment ask for more than a resource has, all of them go on more slowly, by as much.
+
+Of a rank with a GPU, host and GPU are two: the host waits for batches, copies them and issues laps,
+ahead of the GPU; the GPU computes laps that are issued, and waits for messages.
 """
 
 import heapq
@@ -20,14 +23,18 @@ from tonari.oracle.errors import OracleError
 from tonari.oracle.record import Message
 from tonari.oracle.stopwatch import Timed
 
+AHEAD_STEPS = 1
+"""That a host has issued at most before its GPU begins them: it queues a thousand kernels or so."""
+
 
 @dataclass(frozen=True)
 class Span:
-    """Something that lasted.
+    """Something that lasted; of a rank with a GPU, there.
 
     Attributes:
         rank: Whose.
-        name: ``"compute"``, ``"data"`` that the rank waited for, or the kind of the message.
+        name: ``"compute"``, or what the rank waited for: ``"data"``, the ``"copy"`` of a batch,
+            the ``"issuing"`` of kernels, or a message by its kind.
         start_s: From the beginning of the simulation.
         end_s: From there too.
         ranks: Of the message's group; of anything else none.
@@ -145,11 +152,38 @@ class _Loader:
 
 
 @dataclass(eq=False)
+class _Host:
+    """Where the host of a rank's GPU is.
+
+    Attributes:
+        batches: That it has from its loader: one more than it issues steps of, as it copies one
+            while the one before is trained.
+        copied: Of these, that are on the GPU.
+        begun: Steps that it issues, or has issued.
+        issued: Steps, all of whose laps it has issued.
+        laps: Of the next one, that it has.
+        is_held: Whether it is as far ahead of the GPU as it may be.
+        is_awaited: Whether the GPU waits for a batch.
+        is_late: Whether the GPU waits for the rest of a lap.
+    """
+
+    batches: int = 0
+    copied: int = 0
+    begun: int = 0
+    issued: int = 0
+    laps: int = 0
+    is_held: bool = False
+    is_awaited: bool = False
+    is_late: bool = False
+
+
+@dataclass(eq=False)
 class _Rank:
-    """Where a rank is in its program."""
+    """Where a rank is in its program; of one with a GPU, where that is."""
 
     program: Timed
     loader: _Loader | None = None
+    host: _Host | None = None
     step: int = 0
     event: int = 0
     awaits: int = -1
@@ -166,9 +200,12 @@ class _Run:
     ) -> None:  # fmt: skip
         self._machine, self._steps, self._rng = machine, steps, rng
         self._ranks = [
-            _Rank(program, _Loader(feeds[number]) if number in feeds else None)
+            _Rank(
+                program, _Loader(feeds[number]) if number in feeds else None,
+                _Host() if program.issuing_s else None,
+            )
             for number, program in enumerate(programs)
-        ]
+        ]  # fmt: skip
         self._now_s = 0.0
         self._meetings: defaultdict[tuple[object, ...], _Meeting] = defaultdict(_Meeting)
         # Demand of each task, and the share of its time that it is busy with the resource
@@ -180,8 +217,10 @@ class _Run:
         self._left = len(programs)
 
     def finish(self) -> Simulation:
-        for number in range(len(self._ranks)):
-            self._begin_step(number)
+        for number, rank in enumerate(self._ranks):
+            if rank.host is not None:
+                rank.host.is_awaited = True
+            self._take_batch(number)
         while self._queue and self._left:
             self._go_on()
         if self._left:
@@ -211,16 +250,19 @@ class _Run:
 
     # Loaders
 
-    def _begin_step(self, number: int) -> None:
+    def _take_batch(self, number: int) -> None:
+        """Let a rank begin its next step, or its host, once a batch is there."""
         rank = self._ranks[number]
         loader = rank.loader
+        if rank.host is None:
+            rank.waits_since_s = self._now_s
         if loader is None:
-            self._compute(number)
+            self._fed(number)
             return
-        rank.waits_since_s = self._now_s
         loader.is_awaited = True
         self._hand_over(number, loader)
-        if loader.feed.sends:
+        # A host takes batches of steps to come, with which nothing leaves yet
+        if loader.feed.sends and (rank.host is None or rank.host.batches < self._steps):
             loader.sends.extend(loader.feed.sends)
             self._send(loader)
 
@@ -229,8 +271,7 @@ class _Run:
         if loader.is_awaited and loader.ready:
             loader.ready -= 1
             loader.is_awaited = False
-            self._note(number, "data", self._ranks[number].waits_since_s)
-            self._compute(number)
+            self._fed(number)
         if not loader.is_busy and loader.ready < loader.feed.ahead + loader.is_awaited:
             loader.is_busy = True
             self._start(loader.feed.batch, partial(self._made, number, loader))
@@ -249,17 +290,90 @@ class _Run:
         del loader.sends[0]
         self._send(loader)
 
+    # Hosts of GPUs
+
+    def _fed(self, number: int) -> None:
+        """Go on with a batch that is there."""
+        rank, host = self._ranks[number], self._ranks[number].host
+        if host is None:
+            self._note(number, "data", rank.waits_since_s)
+            self._compute(number)
+            return
+        host.batches += 1
+        if host.batches == host.copied + 1:
+            self._copy(number, host)
+        if host.batches < host.begun + 2:
+            self._take_batch(number)
+            return
+        host.begun += 1
+        if host.is_awaited and host.begun == rank.step + 1:
+            self._note(number, "data", rank.waits_since_s)
+            rank.waits_since_s = self._now_s
+        self._begin_if_there(number, host)
+        self._issue_lap(number, host)
+
+    def _copy(self, number: int, host: _Host) -> None:
+        cost = TaskCost(self._ranks[number].program.copy_s)
+        self._start(cost, partial(self._copied, number, host))
+
+    def _copied(self, number: int, host: _Host) -> None:
+        host.copied += 1
+        if host.batches > host.copied:
+            self._copy(number, host)
+        self._begin_if_there(number, host)
+
+    def _begin_if_there(self, number: int, host: _Host) -> None:
+        """Let a GPU begin a step that its host has begun, once it has the batch."""
+        rank = self._ranks[number]
+        if host.is_awaited and min(host.begun, host.copied) > rank.step:
+            host.is_awaited = False
+            self._note(number, "copy", rank.waits_since_s)
+            self._compute(number)
+
+    def _issue_lap(self, number: int, host: _Host) -> None:
+        lap = self._draw(self._ranks[number].program.issuing_s)
+        cost = self._machine.compute(number, lap[host.laps])
+        self._start(cost, partial(self._lap_issued, number, host))
+
+    def _lap_issued(self, number: int, host: _Host) -> None:
+        rank = self._ranks[number]
+        host.laps += 1
+        if host.laps <= len(rank.program.events):
+            self._issue_lap(number, host)
+        else:
+            host.issued, host.laps = host.issued + 1, 0
+            host.is_held = host.issued > rank.step + AHEAD_STEPS
+            if not host.is_held:
+                self._take_batch(number)
+        if host.is_late:
+            host.is_late = False
+            self._note(number, "issuing", rank.waits_since_s)
+            self._go_on_with(number)
+
+    def _is_issued(self, rank: _Rank, host: _Host) -> bool:
+        return (host.issued, host.laps) > (rank.step, rank.event)
+
     # Ranks
+
+    def _draw(self, laps: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
+        return laps[self._rng.integers(len(laps))] if len(laps) > 1 else laps[0]
 
     def _compute(self, number: int) -> None:
         rank = self._ranks[number]
-        laps = rank.program.laps_s
-        lap = laps[self._rng.integers(len(laps))] if len(laps) > 1 else laps[0]
-        cost = self._machine.compute(number, lap[rank.event])
+        seconds = self._draw(rank.program.laps_s)[rank.event]
+        cost = self._machine.compute(number, seconds) if rank.host is None else TaskCost(seconds)
         self._start(cost, partial(self._computed, number, self._now_s))
 
     def _computed(self, number: int, since_s: float) -> None:
         self._note(number, "compute", since_s)
+        rank, host = self._ranks[number], self._ranks[number].host
+        if host is not None and not self._is_issued(rank, host):
+            host.is_late, rank.waits_since_s = True, self._now_s
+            return
+        self._go_on_with(number)
+
+    def _go_on_with(self, number: int) -> None:
+        """Go on with what comes after a lap."""
         rank = self._ranks[number]
         events = rank.program.events
         if rank.event == len(events):
@@ -285,10 +399,17 @@ class _Run:
         rank.step += 1
         rank.event = 0
         rank.issued = []
-        if rank.step < self._steps:
-            self._begin_step(number)
-        else:
+        host = rank.host
+        if rank.step == self._steps:
             self._left -= 1
+        elif host is None:
+            self._take_batch(number)
+        else:
+            host.is_awaited, rank.waits_since_s = True, self._now_s
+            self._begin_if_there(number, host)
+            if host.is_held:
+                host.is_held = False
+                self._take_batch(number)
 
     def _note(self, number: int, name: str, since_s: float, ranks: tuple[int, ...] = ()) -> None:
         if self._now_s > since_s:

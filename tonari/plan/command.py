@@ -15,8 +15,12 @@ from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
     from tonari.oracle.epoch import PlannedEpoch
-    from tonari.oracle.plan import StepPlan
     from tonari.plan.choice import Choice
+
+NOT_PLANNED = (
+    "what its allocator and libraries keep beside these tensors, and messages between GPUs that no "
+    "probe timed, are known by a run alone"
+)
 
 
 def main(argv: list[str]) -> int:
@@ -86,7 +90,7 @@ def main(argv: list[str]) -> int:
         print("\n".join([*choice_words(choices), "", "the first:", ""]))
     lines = ["", *explanation_table(why).text(), "", *NOTES] if why else []
     epochs = best.config.run.epochs
-    lines = [*_words(best.plan), *lines, *_epoch_words(epoch, epochs)]
+    lines = [*_words(best), *lines, *_epoch_words(epoch, epochs)]
     if epoch and learned:
         lines += learned_words(epoch, learned, given.run, epochs)
     print("\n".join(lines))
@@ -110,7 +114,8 @@ def _document(choice: "Choice") -> dict[str, Any]:
     }
 
 
-def _words(planned: "StepPlan") -> list[str]:
+def _words(choice: "Choice") -> list[str]:
+    planned, gpu = choice.plan, choice.probe.gpu
     lines = [
         f"a step: {planned.step_s:.3f} s ({planned.low_s:.3f} to {planned.high_s:.3f}), "
         f"{planned.samples_per_s:,.1f} samples a second"
@@ -123,7 +128,12 @@ def _words(planned: "StepPlan") -> list[str]:
         lines.append(f"  {part_name(name):24} {seconds:8.3f} s  {seconds / whole_s:6.1%}")
     peaks = ", ".join(map(format_bytes, planned.peak_bytes))
     memory = peaks or f"not known: {planned.untraced}"
-    return [*lines, "", f"most memory of tensors a rank, by coordinate of pp: {memory}"]
+    return [
+        *lines,
+        "",
+        f"most memory of tensors a rank, by coordinate of pp: {memory}",
+        *([f"{gpu}: {NOT_PLANNED}"] if gpu else []),
+    ]
 
 
 def _epoch_words(epoch: "PlannedEpoch | None", epochs: int) -> list[str]:

@@ -56,8 +56,11 @@ def explanation_rows(found: "Explanation", step_s: float) -> list[ExplainedRow]:
         ExplainedRow(ring.name, _equation(ring), ring.seconds, simulated_s.get(ring.name, 0.0))
         for ring in terms.rings
     ]
-    if "data" in simulated_s:
-        rows.append(ExplainedRow("data", "left out", None, simulated_s["data"]))
+    rows += [
+        ExplainedRow(name, "left out", None, simulated_s[name])
+        for name in ("data", "copy", "issuing")
+        if name in simulated_s
+    ]
     return [*rows, ExplainedRow("a step", "the sum", terms.step_s, step_s)]
 
 

@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
                 # One that is stopped leaves what the rounds before it timed
                 save_probe(replace(joined(found), overrides=words), out)
                 print(f"{out}: round {number + 1} of {given.rounds}", flush=True)
-    messages = probe_messages()
+    messages = probe_messages(device="cuda" if rounds[0][0].gpu else "cpu")
     for words, out, found in zip(overrides, outputs, rounds, strict=True):
         whole = replace(joined(found), overrides=words, messages=messages)
         if not rank:
@@ -104,9 +104,18 @@ def _words(found: "Probe") -> str:
     return "\n".join([
         f"{len(found.inside)} kinds of messages among up to {found.ranks} ranks; a step computes "
         f"{alone_s:.3f} s on a rank alone{slowdowns}",
+        *([_gpu_words(found)] if found.gpu else []),
         *([_link_words(found)] if found.between else []),
         *([_data_words(found.data)] if found.data else []),
     ])  # fmt: skip
+
+
+def _gpu_words(found: "Probe") -> str:
+    longest = max(found.steps, key=lambda timed: timed.core_s)
+    return (
+        f"{found.gpu}: so long do kernels take; the host issues a step's in {longest.core_s:.4f} s,"
+        f" and its batches are copied in {max(timed.copy_s for timed in found.steps):.4f} s"
+    )
 
 
 def _link_words(found: "Probe") -> str:
@@ -140,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         "nodes are timed too, and `tonari plan` needs no file of the machine. The "
         "loader stages at most 1 GB of the data in a directory of its own, and makes batches. The "
         "nodes must be otherwise idle. Takes some 60 steps for each stage of a pipeline, and about "
-        "half a minute for messages.",
+        "half a minute for messages. Of a job on GPUs (run.device), kernels are timed there.",
     )
     parser.add_argument("config", type=Path, metavar="CONFIG.toml", help="as of tonari train")
     parser.add_argument(

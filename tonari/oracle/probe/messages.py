@@ -25,6 +25,7 @@ LINK_SIZES = (256, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 """In bytes, between nodes: up to the first of which one takes longer than `LONGEST_S`."""
 PINGS = 10
 """By which the clocks of two nodes are compared; the shortest counts."""
+HOST = torch.device("cpu")
 EXCHANGE = "exchange"
 """What two ranks send each other at once by the run's own transport, such as MPI."""
 WIDTH = 256
@@ -63,7 +64,9 @@ def group_sizes(num_ranks: int) -> list[int]:
     ]  # fmt: skip
 
 
-def time_messages(*, sizes: Sequence[int] = SIZES, ranks: int = 0) -> list[MessageTimes]:
+def time_messages(
+    *, sizes: Sequence[int] = SIZES, ranks: int = 0, device: torch.device = HOST
+) -> list[MessageTimes]:
     """Send messages of each kind and size in groups of `group_sizes`. Collective.
 
     Between two messages the ranks of the group compute: in a step too threads have gone to sleep
@@ -72,6 +75,7 @@ def time_messages(*, sizes: Sequence[int] = SIZES, ranks: int = 0) -> list[Messa
     Args:
         sizes: In bytes.
         ranks: The first of all, on one node; 0: all are on one.
+        device: Where this rank has what it sends.
     """
     found = []
     for num_ranks in group_sizes(ranks or dist.get_world_size()):
@@ -80,7 +84,7 @@ def time_messages(*, sizes: Sequence[int] = SIZES, ranks: int = 0) -> list[Messa
         for kind in KINDS[: len(KINDS) if num_ranks > 1 else -1]:
 
             def make(size: int) -> Callable[[], object]:
-                return make_message(kind, size, group, num_ranks)  # noqa: B023
+                return make_message(kind, size, group, num_ranks, device)  # noqa: B023
 
             rows = _time_sizes(members, make, sizes)
             found.append(_times_of(kind, num_ranks, 1, sizes, rows))
@@ -88,7 +92,7 @@ def time_messages(*, sizes: Sequence[int] = SIZES, ranks: int = 0) -> list[Messa
 
 
 def time_links(
-    world: World, *, ranks: int, sizes: Sequence[int] = LINK_SIZES
+    world: World, *, ranks: int, sizes: Sequence[int] = LINK_SIZES, device: torch.device = HOST
 ) -> list[MessageTimes]:
     """Send messages between nodes: from one to the next, and of each kind among all. Collective.
 
@@ -96,6 +100,7 @@ def time_links(
         world: The ranks, node by node, of torch's default group.
         ranks: Of each node.
         sizes: In bytes; larger ones are left out where one takes longer than `LONGEST_S`.
+        device: Where this rank has what it sends, but for an exchange.
     """
     found = []
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
@@ -107,7 +112,7 @@ def time_links(
         group, num_ranks = groups[members], len(members)
 
         def make(size: int) -> Callable[[], object]:
-            return make_message(kind, size, group, num_ranks)  # noqa: B023
+            return make_message(kind, size, group, num_ranks, device)  # noqa: B023
 
         rows = _time_sizes(members, make, sizes, per_node=ranks)
         found.append(_times_of(kind, num_ranks, nodes, sizes, rows))
@@ -231,11 +236,12 @@ def _send_some(
 
 
 def make_message(
-    kind: str, num_bytes: int, group: dist.ProcessGroup, num_ranks: int
-) -> Callable[[], object]:
+    kind: str, num_bytes: int, group: dist.ProcessGroup, num_ranks: int,
+    device: torch.device = HOST,
+) -> Callable[[], object]:  # fmt: skip
     """Make what sends a message of a kind once, and waits for it."""
-    whole = torch.zeros(max(num_bytes // 4, num_ranks))
-    part = torch.zeros(whole.numel() // num_ranks)
+    whole = torch.zeros(max(num_bytes // 4, num_ranks), device=device)
+    part = torch.zeros(whole.numel() // num_ranks, device=device)
     whole = whole[: part.numel() * num_ranks]
     first = dist.get_process_group_ranks(group)[0]
     calls: dict[str, Callable[[], object]] = {
@@ -246,7 +252,13 @@ def make_message(
         "broadcast": lambda: dist.broadcast(whole, first, group=group),
         "send": lambda: _pass_on(whole, group),
     }
-    return calls[kind]
+    call = calls[kind]
+
+    def complete() -> None:
+        call()
+        torch.cuda.synchronize(device)
+
+    return call if device == HOST else complete
 
 
 def _pass_on(tensor: Tensor, group: dist.ProcessGroup) -> None:

@@ -15,9 +15,11 @@ import torch
 
 from dataio.base.atomic import write_json
 from dataio.world import Topology, World, discover_world
+from tonari.oracle.clock import Gpu, find_gpu
 from tonari.oracle.errors import OracleError
 from tonari.oracle.probe.data import DataTimes, data_times, time_data
 from tonari.oracle.probe.messages import (
+    EXCHANGE,
     LINK_SIZES,
     SIZES,
     MessageTimes,
@@ -33,7 +35,7 @@ from tonari.trainer.run.own import Own
 from tonari.trainer.watch.launch import join
 from tonari.trainer.watch.memory import keep_freed_memory
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,7 @@ class Probe:
         data: What feeding the ranks takes; None: not measured.
         overrides: That were given with the settings' file, as ``SECTION.KEY=VALUE``.
         nodes: That it was started on.
+        gpu: The name of that on which steps were timed; empty: it was the host.
     """
 
     torch: str
@@ -68,6 +71,7 @@ class Probe:
     data: DataTimes | None = None
     overrides: tuple[str, ...] = ()
     nodes: int = 1
+    gpu: str = ""
 
     @property
     def inside(self) -> tuple[MessageTimes, ...]:
@@ -103,10 +107,9 @@ def probe(
     Raises:
         ConfigError: If the settings do not fit such a world.
         OracleError: If nodes have different numbers of ranks, ranks do not lie node by node, are
-            more than the job has, or train on GPUs.
+            more than the job has, or train on GPUs, of which there is none here.
         DataioError: If the data cannot be read.
     """
-    check_device(config)
     with discover_world(timeout_s=timeout_s) as world:
         if world.world_size > world_size:
             raise OracleError(
@@ -114,6 +117,7 @@ def probe(
                 "the whole job; start as many as the job has on a node"
             )
         ranks = count_ranks(world.topology)
+        gpu = find_gpu(config, world)
     # Before anything is timed: what does not fit is not worth a wait.
     layout = lay_out(config, world_size)
     # As in a run, where `join` does it: steps here are timed outside of one
@@ -124,23 +128,25 @@ def probe(
         with join(device="cpu", timeout_s=timeout_s) as job:
             of_data = time_data(config, job, readers=readers, own=own)
     with discover_world(timeout_s=timeout_s) as world:
-        found = _time_steps(config, world, layout.sizes[0], world_size, own, steps)
+        found = _time_steps(config, world, layout.sizes[0], world_size, own, steps, gpu)
         evaluations: tuple[Timed, ...] = ()
         if data and world.rank == 0:
             evaluations = tuple(
                 time_step(
                     config, world_size=world_size, rank=timed.rank, own=own, steps=steps,
-                    evaluates=True,
+                    evaluates=True, gpu=gpu,
                 ) for timed in found.steps
             )  # fmt: skip
         world.barrier(doing="timing evaluations")
-    messages = probe_messages(sizes=sizes, link_sizes=link_sizes, timeout_s=timeout_s)
+    messages = probe_messages(
+        sizes=sizes, link_sizes=link_sizes, timeout_s=timeout_s, device="cuda" if gpu else "cpu"
+    )
     return replace(found, messages=messages, evaluations=evaluations, data=of_data)
 
 
 def probe_messages(
     *, sizes: Sequence[int] = SIZES, link_sizes: Sequence[int] = LINK_SIZES,
-    timeout_s: float = 300.0,
+    timeout_s: float = 300.0, device: str = "cpu",
 ) -> tuple[MessageTimes, ...]:  # fmt: skip
     """Time messages among the ranks of the first node, and between nodes. Collective.
 
@@ -151,15 +157,22 @@ def probe_messages(
         sizes: Of messages in a node, in bytes; empty: time none at all.
         link_sizes: Of those between nodes.
         timeout_s: Longest wait for another rank.
+        device: ``"cuda"``: between GPUs.
     """
     if not sizes:
         return ()
-    with join(device="cpu", timeout_s=timeout_s) as job:
+    with join(device=device, timeout_s=timeout_s) as job:
         ranks = count_ranks(job.world.topology)
-        messages = time_messages(sizes=sizes, ranks=ranks)
+        messages = time_messages(sizes=sizes, ranks=ranks, device=job.device)
         if job.world.num_nodes > 1:
-            messages += time_links(job.world, ranks=ranks, sizes=link_sizes)
-    return tuple(messages)
+            messages += time_links(job.world, ranks=ranks, sizes=link_sizes, device=job.device)
+    if device == "cpu":
+        return tuple(messages)
+    # A host waits for its GPU in a spin, and would as well do something else
+    return tuple(
+        each if each.kind == EXCHANGE else replace(each, cores=(0.0,) * len(each.cores))
+        for each in messages
+    )
 
 
 def count_ranks(topology: Topology) -> int:
@@ -186,8 +199,9 @@ def count_ranks(topology: Topology) -> int:
 
 
 def _time_steps(
-    config: Config, world: World, pp: int, world_size: int, own: Own | None, steps: int
-) -> Probe:
+    config: Config, world: World, pp: int, world_size: int, own: Own | None, steps: int,
+    gpu: Gpu | None,
+) -> Probe:  # fmt: skip
     def together(ranks: Sequence[int]) -> list[Timed]:
         """Let as many processes as there are ranks each be one, and hand out what all timed."""
         found = b""
@@ -195,7 +209,7 @@ def _time_steps(
         if team is not None:
             timed = time_step(
                 config, world_size=world_size, rank=ranks[world.rank], own=own, steps=steps,
-                ready=lambda: team.barrier(doing="timing steps"),
+                ready=lambda: team.barrier(doing="timing steps"), gpu=gpu,
             )  # fmt: skip
             found = json.dumps(_to_json(timed)).encode()
         parts = world.allgather(found, doing="timing steps")
@@ -211,8 +225,8 @@ def _time_steps(
         ranks = [number * world_size // count for number in range(count)]
         timed = together(ranks)
         shares = [
-            each.computing_s / of[rank].computing_s for rank, each in zip(ranks, timed, strict=True)
-        ]
+            each.core_s / of[rank].core_s for rank, each in zip(ranks, timed, strict=True)
+        ]  # fmt: skip
         steps_of |= {each.rank // (world_size // pp): each for each in reversed(timed)}
         slowdowns.append((count, max(sum(shares) / count, 1.0)))
     return Probe(
@@ -228,21 +242,8 @@ def _time_steps(
             for coordinate, first in enumerate(firsts)
         ),
         slowdowns=tuple(slowdowns),
+        gpu=gpu.name if gpu else "",
     )
-
-
-def check_device(config: Config) -> None:
-    """Refuse a job that would train on GPUs.
-
-    Raises:
-        OracleError: If it would here.
-    """
-    device = config.run.device
-    if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
-        raise OracleError(
-            f'run.device is "{device}": the job trains on GPUs here, of which nothing can be '
-            "predicted yet; give run.device=cpu for a job on CPUs"
-        )
 
 
 def step_settings(config: Config) -> dict[str, str]:
@@ -272,6 +273,7 @@ def joined(rounds: Sequence[Probe]) -> Probe:
             replace(
                 same[0],
                 laps_s=tuple(lap for each in same for lap in each.laps_s),
+                issuing_s=tuple(lap for each in same for lap in each.issuing_s),
                 step_s=tuple(step for each in same for step in each.step_s),
             )
             for same in zip(*(each.steps for each in rounds), strict=True)
@@ -341,8 +343,7 @@ def _to_json(timed: Timed) -> dict[str, Any]:
         "events": [
             asdict(event) if isinstance(event, Message) else event.message for event in timed.events
         ],
-        "laps_s": timed.laps_s,
-        "step_s": timed.step_s,
+        **{name: getattr(timed, name) for name in ("laps_s", "step_s", "issuing_s", "copy_s")},
     }
 
 
@@ -356,4 +357,6 @@ def _timed(document: dict[str, Any]) -> Timed:
         ),
         laps_s=tuple(map(tuple, document["laps_s"])),
         step_s=tuple(document["step_s"]),
+        issuing_s=tuple(map(tuple, document["issuing_s"])),
+        copy_s=document["copy_s"],
     )  # fmt: skip

@@ -77,7 +77,7 @@ def join(
             watchdog = Watchdog(world, store, timeout_s=timeout_s, silent_s=silent_s)
             watchdog.start()
             with _ending_together(world, watchdog):
-                yield Job(world, _own_device(world) if on_cuda else torch.device("cpu"), watchdog)
+                yield Job(world, own_device(world) if on_cuda else torch.device("cpu"), watchdog)
             watchdog.close()
         may_wait = False
     finally:
@@ -169,7 +169,8 @@ def check_gpu() -> None:
         raise ConfigError(str(error).replace("Loader: device", "run.device")) from error
 
 
-def _own_device(world: World) -> torch.device:
+def own_device(world: World) -> torch.device:
+    """Take the CUDA device that is this rank's; raises what `choose_device` does. Collective."""
     seen = [str(torch.cuda.get_device_properties(n).uuid) for n in range(torch.cuda.device_count())]
     number = choose_device(world, seen)
     torch.cuda.set_device(number)
