@@ -94,6 +94,40 @@ def test_a_torn_picture_is_refused(decoder) -> None:
     assert (part == simplejpeg.decode_jpeg(data)).all()
 
 
+def without(data: bytes, kind: int) -> bytes:
+    """A JPEG without its segments of one kind."""
+    kept, at = data[:2], 2
+    while data[at + 1] != 0xDA:
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
+        kept += data[at:end] if data[at + 1] != kind else b""
+        at = end
+    return kept + data[at:]
+
+
+@pytest.mark.parametrize(("tables", "kind"), [("quantization", 0xDB), ("Huffman", 0xC4)])
+@pytest.mark.parametrize("optimize", [False, True])
+def test_no_picture_is_decoded_by_the_tables_of_another(decoder, tables, kind, optimize) -> None:
+    def decoded(data: bytes) -> bytes | None:
+        try:
+            size, name = jpeg_header(memoryview(data))
+            box = Box(0, 0, *size)
+            return decode_region(memoryview(data), size, name, box, scale=1, channels=3).tobytes()
+        except ValueError:
+            return None
+
+    lacks = without(noisy(64, 96), kind)
+    alone = decoded(lacks)
+    if tables == "quantization":
+        assert alone is None
+    for quality in (20, 95):
+        other = io.BytesIO()
+        Image.open(io.BytesIO(noisy(64, 96))).save(
+            other, "JPEG", quality=quality, optimize=optimize
+        )
+        assert decoded(other.getvalue()) is not None
+        assert decoded(lacks) == alone
+
+
 def test_a_library_without_regions_is_not_taken(monkeypatch) -> None:
     jpeg.turbojpeg.cache_clear()
     libc = ctypes.CDLL(None)._name
