@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import shlex
@@ -172,7 +173,7 @@ class Call:
         if self.given.json:
             print(json.dumps(document))
         else:
-            print(markdown(document))
+            _show(markdown(document))
             print(f"table and plot: {report}")
 
     def _show_status(self) -> None:
@@ -237,3 +238,14 @@ def _sigterm_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _show(text: str) -> None:
+    """Print Markdown; on a terminal laid out to its width."""
+    if sys.stdout.isatty() and importlib.util.find_spec("rich"):
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        Console().print(Markdown(text))
+    else:
+        print(text)

@@ -2,7 +2,10 @@
 
 import csv
 import io
+import math
 import re
+import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,22 +36,43 @@ class Table:
         ] or [False] * len(self.columns)
 
     def text(self) -> list[str]:
-        """Lay it out in lines for a terminal, indented below a title."""
+        """Lay it out in lines, indented below a title.
+
+        On a terminal that is too narrow, the columns follow in several parts, each with the first.
+        """
         widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
         indent = "  " if self.title else ""
         lines = [self.title] if self.title else []
-        for row in (self.columns, *self.rows):
-            cells = [
-                cell.rjust(width) if is_figure else cell.ljust(width)
-                for cell, width, is_figure in zip(row, widths, self.are_figures, strict=True)
-            ]
-            lines.append((indent + "  ".join(cells)).rstrip())
+        for part in _parts(widths, room=_room() - len(indent)):
+            lines += [""] if part[-1] >= len(part) else []
+            for row in (self.columns, *self.rows):
+                cells = [
+                    row[n].rjust(widths[n]) if self.are_figures[n] else row[n].ljust(widths[n])
+                    for n in part
+                ]
+                lines.append((indent + "  ".join(cells)).rstrip())
         return lines
 
     def markdown(self) -> list[str]:
         """Write it in lines of Markdown."""
         marks = ["---:" if is_figure else "---" for is_figure in self.are_figures]
         return [markdown_row(self.columns), markdown_row(marks), *map(markdown_row, self.rows)]
+
+
+def _room() -> float:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
+
+
+def _parts(widths: Sequence[int], *, room: float) -> list[list[int]]:
+    """Part columns by their widths; each part begins with the first column."""
+    parts, used = [[0]], widths[0]
+    for number, width in enumerate(widths[1:], 1):
+        if used + 2 + width > room and len(parts[-1]) > 1:
+            parts.append([0])
+            used = widths[0]
+        parts[-1].append(number)
+        used += 2 + width
+    return parts
 
 
 def markdown_row(cells: Sequence[str]) -> str:

@@ -1,5 +1,9 @@
 """Tables: words left, figures right, and nothing that is not known is made up."""
 
+import sys
+
+import pytest
+
 from tonari.report.tables import Table, figure, to_csv
 
 RANKS = Table(
@@ -16,6 +20,25 @@ def test_words_are_set_left_and_figures_right() -> None:
         "get           -    .5  ?",
     ]
     assert RANKS.are_figures == [False, True, True, False]
+
+
+@pytest.mark.parametrize(("columns", "num_lines"), [(29, 4), (28, 9), (22, 9), (17, 14), (9, 14)])
+def test_a_narrow_terminal_has_the_columns_in_parts(
+    monkeypatch: pytest.MonkeyPatch, columns: int, num_lines: int
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    found = RANKS.text()
+    assert len(found) == num_lines
+    assert max(map(len, found)) <= max(columns, 16), "but for a part of two columns"
+    if columns == 22:
+        assert found[4:] == [
+            "",
+            "way       note",
+            "local",
+            "exchange  2 runs",
+            "get       ?",
+        ]
 
 
 def test_rows_are_indented_below_a_title() -> None:
