@@ -115,7 +115,7 @@ def figures(laps: Laps, failed: Iterable[str], *, trains_s: float, rows: int) ->
             "images_per_s": rows / step_s,
             "step_ratio": ratio(laps.step_s, way, ON_CARD),
             "idle_fraction": max(1 - trains_s / step_s, 0.0),
-            "cores_for_1000_images_per_s": max(cpu_s - least_s, 0.0) / rows * 1000,
+            "cpu_s_per_1000_images": max(cpu_s - least_s, 0.0) / rows * 1000,
         }
     return ways
 

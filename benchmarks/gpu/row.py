@@ -5,10 +5,10 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -99,7 +99,7 @@ class Row(Protocol):
 
 
 class Kept:
-    """The figures of a row, by case, in a file of JSON, each with where it was measured.
+    """The figures of a row's cases, by card and torch, in a file of JSON.
 
     Args:
         path: The file; made with the first case.
@@ -109,38 +109,28 @@ class Kept:
     def __init__(self, path: Path, *, commit: str = "") -> None:
         self._path = path
         self._where = describe_card() | ({"commit": commit} if commit else {})
-        self._cases: dict[str, dict[str, object]] = read_cases(path)
+        self._cases = read_cases(path)
 
     def is_measured(self, case: Case) -> bool:
-        """Whether it has all figures, of a card and a torch as they are here."""
-        found = self._cases.get(case.name, {})
-        same = all(found.get(name) == self._where[name] for name in ("card", "torch"))
-        return same and bool(found.get("ways")) and not _is_unfinished(found)
+        """Whether it has all its figures, of a card and a torch as they are here."""
+        ways = self._cases.get(self._key(case), {}).get("ways", {})
+        return bool(ways) and not any(figures.get(UNFINISHED) for figures in ways.values())
 
     def add(self, case: Case, *, ways: Ways | None = None, problem: str = "") -> None:
-        """Keep what a case found, or why it found nothing; figures give way to figures alone."""
-        if problem and self.is_measured(case):
-            return
+        """Keep what a case found, or why it found nothing."""
         goals = [vars(goal) | {"reached": goal.reached(ways or {})} for goal in case.goals]
-        self._cases[case.name] = {
-            **self._where, "ways": ways or {}, "goals": goals, "problem": problem,
-        }  # fmt: skip
+        found = {"case": case.name, "ways": ways or {}, "goals": goals, "problem": problem}
+        self._cases[self._key(case)] = found | self._where
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._path, {"cases": self._cases})
+        write_json(self._path, self._cases)
+
+    def _key(self, case: Case) -> str:
+        return f"{case.name}, {self._where['card']}, torch {self._where['torch']}"
 
 
-def _is_unfinished(found: Mapping[str, object]) -> bool:
-    ways = found["ways"]
-    assert isinstance(ways, dict)
-    return any(figures.get(UNFINISHED) for figures in ways.values())
-
-
-def read_cases(path: Path) -> dict[str, dict[str, object]]:
-    """Read what a row has found so far, by case."""
-    found: dict[str, dict[str, object]] = {}
-    if path.exists():
-        found = json.loads(path.read_text())["cases"]
-    return found
+def read_cases(path: Path) -> dict[str, dict[str, Any]]:
+    """Read what a row has found so far, a case a card and torch."""
+    return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def describe_card() -> dict[str, object]:

@@ -61,14 +61,14 @@ ASKED = {
         "selection_study.toml", True, 0.4,
         ("full", "full, 20 epochs", "random 0.5, 20 epochs", "keep agreed, half", "kakurenbo 0.3"),
         ("data.batch_size=128", "optimizer.accumulate=1"),
-        (Goal("keep agreed, half", "points_above_controls", least=0.0),),
+        (Goal("keep agreed, half", "above_controls_points", least=0.0),),
     ),
     "right labels": Asked(
         "importance_study.toml", False, 0.0,
         ("full", "kakurenbo 0.3", "full, 24 epochs", "random 0.3"), (),
         (
             Goal("kakurenbo 0.3", "time_ratio", most=0.78),
-            Goal("kakurenbo 0.3", "points_to_full", least=-0.4),
+            Goal("kakurenbo 0.3", "to_full_points", least=-0.4),
         ),
     ),
 }  # fmt: skip
@@ -148,9 +148,9 @@ def read_report(path: Path, arms: Sequence[str]) -> Ways:
         ways[arm] = {"accuracy_points": points, "train_s": train_s}
         if whole is not None:
             ways[arm]["time_ratio"] = train_s / whole["costs"]["train_s"]["mean"]
-            ways[arm]["points_to_full"] = points - whole["accuracy"]["mean"]
+            ways[arm]["to_full_points"] = points - whole["accuracy"]["mean"]
         if above := [each["difference"] for each in line["controls"] if each["difference"]]:
-            ways[arm]["points_above_controls"] = min(each["mean"] for each in above)
+            ways[arm]["above_controls_points"] = min(each["mean"] for each in above)
     if missing := len(arms) - len(lines):
         next(iter(ways.values()))[UNFINISHED] = missing
     return ways
