@@ -15,7 +15,8 @@ NOTHING = "Nothing was measured by it yet."
 
 FORMS = {
     "_fraction": "{:.1%}", "_ratio": "{:.3f}", "_ms": "{:.1f}", "images_per_s": "{:,.0f}",
-    "train_s": "{:.0f}", "_difference": "{:.1e}", "_points": "{:.2f}", "_loss": "{:.4f}", "_bytes": "{:,.0f}",
+    "train_s": "{:.0f}", "_difference": "{:.1e}", "_points": "{:.2f}", "_loss": "{:.4f}",
+    "_bytes": "{:,.0f}",
 }  # fmt: skip
 """How a figure is written, by how its name ends; else with three digits."""
 
