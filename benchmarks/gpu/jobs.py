@@ -40,7 +40,7 @@ _CROPS = {"crop": "resized", "size": 224, "flip": 0.5}
 JOBS: dict[str, dict[str, dict[str, Any]]] = {
     "resnet50": {
         "data": {"batch_size": 256}, "augment": _CROPS,
-        "model": {"kind": "resnet50", "num_classes": NUM_CLASSES},
+        "model": {"kind": "resnet50", "num_classes": NUM_CLASSES}, "optimizer": {"lr": 0.01},
     },
     "vit_b": {
         "data": {"batch_size": 256}, "augment": _CROPS,
@@ -48,11 +48,13 @@ JOBS: dict[str, dict[str, dict[str, Any]]] = {
             "kind": "vit", "num_classes": NUM_CLASSES, "patch": 16, "width": 768, "depth": 12,
             "heads": 12,
         },
+        "optimizer": {"lr": 1e-3},
     },
     "resnet20": {
         "data": {"batch_size": 256},
         "augment": {"crop": "random", "size": SMALL_SIDE, "padding": 4, "flip": 0.5},
         "model": {"kind": "resnet", "num_classes": NUM_CLASSES, "norm": "batch"},
+        "optimizer": {"lr": 0.01},
     },
     "gpt": {
         "data": {"kind": "text", "sequence_length": 1024, "batch_size": 16},

@@ -8,9 +8,11 @@ stay, and the next call goes on with the others.
 """
 
 import json
-import subprocess
-import sys
-from collections.abc import Sequence
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 
 from benchmarks.gpu.row import UNFINISHED, Case, Goal, Setting, Ways
 from examples.damaged import main as write_damaged
+from tonari.ablate.call import TERMINATED
 from tonari.ablate.command import main as ablate
 from tonari.bench.errors import BenchError
 from tonari.names import EXAMPLES
@@ -111,23 +114,28 @@ def run(setting: Setting, asked: Asked) -> Ways:
         str(EXAMPLES / asked.study), *settings, "--out", str(out),
         *(part for arm in arms for part in ("--only", arm)), *(["--full"] if asked.full else []),
     ]  # fmt: skip
-    _train(command, for_s=setting.seconds_left - GRACE_S)
-    ablate([*command, "--report-only"])
+    with stopped_after(setting.seconds_left - GRACE_S):
+        status = ablate(command)
+    if status == TERMINATED:
+        ablate([*command, "--report-only"])
     return read_report(out / "report" / "study.json", arms)
 
 
-def _train(arguments: Sequence[str], *, for_s: float) -> None:
-    """Run the command, which is asked to stop after some seconds: it goes on another time."""
-    command = [sys.executable, "-m", "tonari", "ablate", *arguments]
-    process = subprocess.Popen(command, cwd=EXAMPLES.parent, stdout=subprocess.DEVNULL)
+@contextmanager
+def stopped_after(seconds: float) -> Iterator[None]:
+    """Send this process a SIGTERM after some seconds: a study that it interrupts goes on later."""
+
+    def refuse(*_: object) -> None:
+        raise BenchError("the time was over outside of the study; the next call goes on")
+
+    before = signal.signal(signal.SIGTERM, refuse)
+    timer = threading.Timer(max(seconds, 1.0), os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
     try:
-        process.wait(for_s)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        process.wait(GRACE_S)
+        yield
     finally:
-        process.kill()
-        process.wait()
+        timer.cancel()
+        signal.signal(signal.SIGTERM, before)
 
 
 def read_report(path: Path, arms: Sequence[str]) -> Ways:
