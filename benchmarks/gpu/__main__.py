@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.gpu.pack import LIMIT_MIB, pack
 from benchmarks.gpu.report import write_page
-from benchmarks.gpu.row import MOST_S, Kept, Row, Setting, run_row
+from benchmarks.gpu.row import MOST_S, Row, RowFile, Setting, run_row
 
 ROWS = ("images", "trainer", "ranks", "study", "blocks", "predicted")
 """By worth."""
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         data=given.data[0].absolute(), ends=time.monotonic() + given.seconds,
     )  # fmt: skip
     for name in given.rows:
-        run_row(load_row(name), setting, Kept(out / f"{name}.json", commit=given.commit))
+        run_row(load_row(name), setting, RowFile(out / f"{name}.json", commit=given.commit))
 
 
 if __name__ == "__main__":

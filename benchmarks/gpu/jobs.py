@@ -99,7 +99,7 @@ def allocated_bytes() -> int:
     return torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
 
 
-class Steps:
+class JobSteps:
     """Optimizer steps of a job in this process, on one batch that lies on its device.
 
     Attributes:
@@ -164,7 +164,7 @@ def compare_steps(
 ) -> dict[str, dict[str, float]]:
     """Let jobs train by turns; their figures, and ratios to one of them, median of the turns."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in configs}
-    jobs = {name: Steps(config, job) for name, config in configs.items()}
+    jobs = {name: JobSteps(config, job) for name, config in configs.items()}
     num_steps = 1 if tiny else 10
 
     def turn(name: str) -> Callable[[], None]:

@@ -40,14 +40,24 @@ def pack(directory: Path, *, files: Sequence[Path], dali: bool, limit_mib: float
         limit_mib: Of each load.
 
     Raises:
-        BenchError: If it is there, or git or pip fails.
+        BenchError: If it is there.
     """
     if directory.exists():
         raise BenchError(f"{directory}: is there, expected a new directory; name another")
     with tempfile.TemporaryDirectory() as place:
         scratch = Path(place)
         checkout = scratch / "checkout.tar.gz"
-        _call(["git", "-C", str(ROOT), "archive", "--format=tar.gz", "-o", str(checkout), "HEAD"])
+        archive = [
+            "git",
+            "-C",
+            str(ROOT),
+            "archive",
+            "--format=tar.gz",
+            "-o",
+            str(checkout),
+            "HEAD",
+        ]
+        subprocess.run(archive, check=True)
         carried = [checkout, *download(LACKED, scratch / "lacked"), *files]
         carried += download(DALI, scratch / "dali") if dali else []
         loads = write_loads(directory, carried, limit_bytes=int(limit_mib * MIB))
@@ -59,10 +69,11 @@ def pack(directory: Path, *, files: Sequence[Path], dali: bool, limit_mib: float
 def download(names: Sequence[str], directory: Path) -> list[Path]:
     """Fetch wheels and what they need that the machine has not, the smallest first."""
     platforms = [part for name in PLATFORMS for part in ("--platform", name)]
-    _call([
+    command = [
         sys.executable, "-m", "pip", "download", "--quiet", "--python-version", PYTHON,
         "--only-binary=:all:", "--implementation", "cp", *platforms, "-d", str(directory), *names,
-    ])  # fmt: skip
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
     wheels = [
         path for path in directory.glob("*.whl") if path.name.split("-")[0].lower() not in THERE
     ]
@@ -86,13 +97,3 @@ def write_loads(directory: Path, files: Sequence[Path], *, limit_bytes: int) -> 
             load.mkdir(parents=True, exist_ok=True)
             (load / f"{file.name}.{number + 1}of{count}").write_bytes(part)
     return loads
-
-
-def _call(command: Sequence[str]) -> None:
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        words = (ended.stderr.strip().splitlines() or ["it wrote nothing"])[-1]
-        raise BenchError(
-            f"{' '.join(command[:4])} ...: ended with {ended.returncode} ({words}), expected 0; "
-            "check the repository and the package index"
-        )

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from functools import partial
 
-from benchmarks.gpu.jobs import Steps, make_config
+from benchmarks.gpu.jobs import JobSteps, make_config
 from benchmarks.gpu.row import Case, Goal, Setting, Ways
 from tonari.oracle import trace_step
 from tonari.oracle.machine import OneNode
@@ -47,7 +47,7 @@ def predict(setting: Setting, model: str) -> Ways:
     for _ in range(1 if setting.tiny else TURNS):
         found.append(probe(config, world_size=1, steps=num_steps, sizes=()))
         with join(device=setting.device) as job:
-            steps = Steps(config, job)
+            steps = JobSteps(config, job)
             steps.take(2)
             measured_s.append(steps.take(num_steps)[0])
     sizes = lay_out(config, 1).sizes
@@ -74,7 +74,7 @@ def trace(setting: Setting, model: str) -> Ways:
         traced = trace_step(config, world_size=1, rank=0).peak_bytes
         ways[name] = {"traced_bytes": traced}
         with join(device=setting.device) as job:
-            steps = Steps(config, job)
+            steps = JobSteps(config, job)
             steps.take(3)
             if found := steps.peak_bytes:
                 error = abs(traced / found - 1)

@@ -4,14 +4,13 @@ Each case is a mesh of 2 to 8 processes that train some steps of a small GPT in 
 replica on its part of the batch that one process trains alone; the losses must be those of one
 process. By gloo all take the same card. NCCL takes one process a card, from 2.30 on several if
 ``NCCL_MULTI_RANK_GPU_ENABLE`` is 1 (these then want MPS); where neither is here, its cases are
-left out. Seconds of a step are of processes that wait for each other's turn on a card: no speed.
+left out. Nothing is timed: processes wait for each other's turn on a card.
 """
 
 import json
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -92,24 +91,15 @@ def measure(setting: Setting, mesh: Mesh, backend: str) -> Ways:
     """Train by one process, then by several."""
     alone = train(setting, Mesh("one", 1, 1, ()), backend)
     several = train(setting, mesh, backend)
-    differences = [
-        abs(found / expected - 1) for (found, _), (expected, _) in zip(several, alone, strict=True)
-    ]
+    differences = [abs(found / due - 1) for found, due in zip(several, alone, strict=True)]
     return {
-        "one": {"last_loss": alone[-1][0], "step_ms": _step_ms(alone)},
-        "several": {
-            "last_loss": several[-1][0], "step_ms": _step_ms(several),
-            "most_loss_difference": max(differences),
-        },
-    }  # fmt: skip
+        "one": {"last_loss": alone[-1]},
+        "several": {"last_loss": several[-1], "most_loss_difference": max(differences)},
+    }
 
 
-def _step_ms(steps: Sequence[tuple[float, float]]) -> float:
-    return 1e3 * statistics.median(seconds for _, seconds in steps[1:])
-
-
-def train(setting: Setting, mesh: Mesh, backend: str) -> list[tuple[float, float]]:
-    """Train by one process, this one, or by several: the mean loss and the seconds of each step."""
+def train(setting: Setting, mesh: Mesh, backend: str) -> list[float]:
+    """Train by one process, this one, or by several: each step's mean loss over all replicas."""
     with tempfile.TemporaryDirectory() as directory:
         given = setting, mesh, backend, directory
         if mesh.ranks == 1:
@@ -117,10 +107,7 @@ def train(setting: Setting, mesh: Mesh, backend: str) -> list[tuple[float, float
         else:
             mp.spawn(be_rank, given, nprocs=mesh.ranks)  # type: ignore[no-untyped-call]
         found = [json.loads(path.read_text()) for path in Path(directory).glob("*.json")]
-    return [
-        (statistics.mean(loss for loss, _ in step), max(seconds for _, seconds in step))
-        for step in zip(*found, strict=True)
-    ]
+    return [statistics.mean(step) for step in zip(*found, strict=True)]
 
 
 class Losses:
@@ -151,7 +138,7 @@ def be_rank(rank: int, setting: Setting, mesh: Mesh, backend: str, directory: st
     rows = ROWS // mesh.replicas
     config = make_config("gpt", setting, *BASE, *mesh.settings, f"data.batch_size={rows}")
     parallel = build_rank(config, rank=rank, world_size=mesh.ranks, device=device, own=Own())
-    pipeline, losses, ends = parallel.pipeline, Losses(), [time.perf_counter()]
+    pipeline, losses = parallel.pipeline, Losses()
     optimizer = build_optimizer(config.optimizer, pipeline.parameters())
     whole = make_config("gpt", setting, *BASE, f"data.batch_size={ROWS}")
     batch = filled(make_batch(whole, Own(), parallel.task, pipeline.place))
@@ -159,9 +146,7 @@ def be_rank(rank: int, setting: Setting, mesh: Mesh, backend: str, directory: st
     batch = {name: value[own].to(device) for name, value in batch.items()}
     for step in range(STEPS):
         train_step(pipeline, optimizer, losses, [batch], clip=config.optimizer.clip, step=step)
-        ends.append(time.perf_counter())
     if rank == pipeline.place.scorer:
-        steps = [(mean, b - a) for mean, a, b in zip(losses.means, ends, ends[1:], strict=False)]
-        Path(directory, f"{rank}.json").write_text(json.dumps(steps))
+        Path(directory, f"{rank}.json").write_text(json.dumps(losses.means))
     dist.barrier()
     dist.destroy_process_group()

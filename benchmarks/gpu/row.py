@@ -98,7 +98,7 @@ class Row(Protocol):
         ...
 
 
-class Kept:
+class RowFile:
     """The figures of a row's cases, by card and torch, in a file of JSON.
 
     Args:
@@ -153,7 +153,7 @@ def _driver() -> str | None:
     return (ended.stdout.splitlines() or [""])[0].strip() or None
 
 
-def run_row(row: Row, setting: Setting, kept: Kept) -> None:
+def run_row(row: Row, setting: Setting, kept: RowFile) -> None:
     """Measure the cases that have no figures yet, while there is time; one that fails says so."""
     for case in row.cases(setting):
         if kept.is_measured(case):

@@ -17,7 +17,7 @@ import simplejpeg
 from benchmarks.gpu import pack, ranks, report, row, study
 from benchmarks.gpu.__main__ import ROWS, main, run_for
 from benchmarks.gpu.begin import join_parts
-from benchmarks.gpu.row import Case, Goal, Kept, Setting, Ways, read_cases, run_row
+from benchmarks.gpu.row import Case, Goal, RowFile, Setting, Ways, read_cases, run_row
 from tonari.ablate.call import TERMINATED
 from tonari.ablate.call import _sigterm_raises as sigterm_raises
 from tonari.ablate.training import Stopped
@@ -100,25 +100,25 @@ def test_what_is_measured_is_not_measured_again_and_what_failed_or_is_unfinished
     path = tmp_path / "kept.json"
     unfinished = way(step_ratio=2.0, cells_missing=1)
     asked = Asked(unfinished, BenchError("a\nb"), way(step_ratio=1.0), way(step_ratio=3.0))
-    run_row(asked, setting(tmp_path), Kept(path))
+    run_row(asked, setting(tmp_path), RowFile(path))
     assert case_named(read_cases(path), "second")["problem"] == "BenchError: b"
     for _ in range(2):  # the second time no answer is left
-        run_row(asked, setting(tmp_path), Kept(path))
+        run_row(asked, setting(tmp_path), RowFile(path))
     found = read_cases(path)
     assert case_named(found, "first")["ways"] == way(step_ratio=1.0)
     assert case_named(found, "second")["ways"] == way(step_ratio=3.0)
     where = row.describe_card() | {"card": "another"}
     monkeypatch.setattr(row, "describe_card", lambda: where)
-    run_row(Asked(way(step_ratio=5.0), way(step_ratio=6.0)), setting(tmp_path), Kept(path))
+    run_row(Asked(way(step_ratio=5.0), way(step_ratio=6.0)), setting(tmp_path), RowFile(path))
     assert len(read_cases(path)) == 4
 
 
 def test_nothing_is_begun_without_time_and_what_is_lacked_is_said(tmp_path: Path) -> None:
     path, asked = tmp_path / "kept.json", Asked(way(step_ratio=1.0))
-    run_row(asked, setting(tmp_path, ends=0.0), Kept(path))
+    run_row(asked, setting(tmp_path, ends=0.0), RowFile(path))
     assert not path.exists()
     asked.lacks = "a second card"
-    run_row(asked, setting(tmp_path), Kept(path))
+    run_row(asked, setting(tmp_path), RowFile(path))
     assert case_named(read_cases(path), "second")["problem"] == "left out: a second card"
 
 
@@ -127,7 +127,7 @@ def test_a_page_has_each_figure_beside_its_goal_and_the_rest_of_it_stays(
 ) -> None:
     kept, page = tmp_path / "images.json", tmp_path / "page.md"
     asked = Asked(way(step_ratio=1.02), BenchError("no such luck"))
-    run_row(asked, setting(tmp_path), Kept(kept, commit="abc"))
+    run_row(asked, setting(tmp_path), RowFile(kept, commit="abc"))
     page.write_text(f"before\n{report.BEGINS}\nold\n{report.ENDS}\nafter\n")
     for _ in range(2):
         report.write_page(page, {"images": kept, "blocks": tmp_path / "absent.json"})
