@@ -1,8 +1,8 @@
 """Build the folder that is carried to a bare machine: loads, each below a limit.
 
 The first load has the committed checkout, the wheels that a machine with torch, NumPy and what
-usually lies beside them lacks, and `begin.py`, which puts all together there. Files that fit no
-load are cut into parts. Pictures and texts are made there, from a seed.
+usually lies beside them lacks, and `begin.py`, which puts all together there. A file that a load
+has no room for goes on in the next. Pictures and texts are made there, from a seed.
 """
 
 import shutil
@@ -18,7 +18,10 @@ ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 LIMIT_MIB = 60.0
 PYTHON = "3.12"
-PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (34, 31, 28, 27, 24, 17, 12, 5))
+PLATFORMS = (
+    *(f"manylinux_2_{minor}_x86_64" for minor in (34, 31, 28, 27, 24, 17, 12, 5)),
+    *(f"manylinux{name}_x86_64" for name in (2014, 2010, 1)),
+)
 LACKED = (
     "simplejpeg", "turbojpeg", "webdataset", "xxhash", "tyro", "msgspec", "fsspec", "pyarrow",
 )  # fmt: skip
@@ -60,8 +63,10 @@ def pack(directory: Path, *, files: Sequence[Path], dali: bool, limit_mib: float
         subprocess.run(archive, check=True)
         carried = [checkout, *download(LACKED, scratch / "lacked"), *files]
         carried += download(DALI, scratch / "dali") if dali else []
-        loads = write_loads(directory, carried, limit_bytes=int(limit_mib * MIB))
-    shutil.copy(Path(__file__).with_name("begin.py"), directory / "load-1")
+        begin = Path(__file__).with_name("begin.py")
+        limit_bytes = int(limit_mib * MIB) - begin.stat().st_size
+        loads = write_loads(directory, carried, limit_bytes=limit_bytes)
+    shutil.copy(begin, directory / "load-1")
     for number, num_bytes in enumerate(loads, 1):
         print(f"{directory / f'load-{number}'}: {num_bytes / MIB:.1f} MiB")
 
@@ -81,19 +86,18 @@ def download(names: Sequence[str], directory: Path) -> list[Path]:
 
 
 def write_loads(directory: Path, files: Sequence[Path], *, limit_bytes: int) -> list[int]:
-    """Put each file into the first load that it fits, in parts where it fits none: their bytes."""
+    """Fill one load after the other, and cut a file where one is full: the bytes of each."""
     loads: list[int] = []
     for file in files:
-        content = file.read_bytes()
-        count = max(-(-len(content) // limit_bytes), 1)
-        size = -(-len(content) // count)
-        for number in range(count):
-            part = content[number * size : (number + 1) * size]
-            fits = (n for n, there in enumerate(loads) if there + len(part) <= limit_bytes)
-            chosen = next(fits, len(loads))
-            loads += [0] * (chosen == len(loads))
-            loads[chosen] += len(part)
-            load = directory / f"load-{chosen + 1}"
-            load.mkdir(parents=True, exist_ok=True)
-            (load / f"{file.name}.{number + 1}of{count}").write_bytes(part)
+        content, parts = file.read_bytes(), list[tuple[int, bytes]]()
+        while content or not parts:
+            if not loads or loads[-1] == limit_bytes:
+                loads.append(0)
+                (directory / f"load-{len(loads)}").mkdir(parents=True)
+            part = content[: limit_bytes - loads[-1]]
+            content, loads[-1] = content[len(part) :], loads[-1] + len(part)
+            parts.append((len(loads), part))
+        for number, (load, part) in enumerate(parts, 1):
+            path = directory / f"load-{load}" / f"{file.name}.{number}of{len(parts)}"
+            path.write_bytes(part)
     return loads

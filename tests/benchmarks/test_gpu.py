@@ -162,11 +162,12 @@ def test_loads_stay_below_their_limit_and_are_joined_where_all_parts_are_there(
     sizes = pack.write_loads(loads, [tmp_path / name for name in contents], limit_bytes=100)
     assert max(sizes) <= 100
     assert sum(sizes) == 350
-    assert len(sizes) == len(list(loads.iterdir()))
+    assert len(sizes) == len(list(loads.iterdir())) == 4
     hidden = (loads / "load-3").rename(tmp_path / "load-3")
     assert {path.name for path in join_parts(loads, work)} == {"a", "c"}
     hidden.rename(loads / "load-3")
     assert [path.name for path in join_parts(loads, work)] == ["b"]
+    assert join_parts(loads, work) == []
     assert {name: (work / name).read_bytes() for name in contents} == contents
 
 
