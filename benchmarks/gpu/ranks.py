@@ -105,7 +105,7 @@ def train(setting: Setting, mesh: Mesh, backend: str) -> list[float]:
         if mesh.ranks == 1:
             be_rank(0, *given)
         else:
-            mp.spawn(be_rank, given, nprocs=mesh.ranks)  # type: ignore[no-untyped-call]
+            mp.spawn(be_rank, given, nprocs=mesh.ranks)  # type: ignore[attr-defined,no-untyped-call]
         found = [json.loads(path.read_text()) for path in Path(directory).glob("*.json")]
     return [statistics.mean(step) for step in zip(*found, strict=True)]
 

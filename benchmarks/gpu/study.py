@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -195,7 +194,7 @@ class _Block(nn.Module):
             )
 
     def forward(self, features: Tensor) -> Tensor:
-        return cast(Tensor, F.relu(self.path(features) + self.shortcut(features)))
+        return F.relu(self.path(features) + self.shortcut(features))
 
 
 def _conv(given: int, width: int, stride: int = 1) -> nn.Module:
