@@ -3,8 +3,9 @@
 Every way trains the same bare loop (bfloat16 by autocast, channels last, the trainer's optimizer),
 an epoch by turns: over batches that lie on the card, over our loader with some threads, and over
 DALI, which decodes on the CPU or on the card. The first steps of an epoch are not timed: nothing is
-decoded yet. What a step lasts beyond the time in which the card is busy with batches that lie there
-is idle. Cores are processor time beyond that of these batches.
+decoded yet. What a step lasts beyond the time in which the card is busy with a batch that lies
+there is idle. Processor seconds for 1,000 images, beyond those of batches on the card, are as many
+cores as 1,000 images/s need.
 """
 
 import statistics
