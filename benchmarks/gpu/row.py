@@ -70,7 +70,7 @@ class Setting:
         device: "cuda" or "cpu".
         tiny: All as small as it gets: seconds on a CPU, and figures of no meaning.
         work: Directory for data that is made, caches and checkpoints; kept between calls.
-        data: Directory of what was carried: CIFAR-10 and a text.
+        data: Directory of CIFAR-10, where it was carried.
         ends: When nothing new is begun, by `time.monotonic`.
     """
 
@@ -117,9 +117,11 @@ class RowFile:
         return bool(ways) and not any(figures.get(UNFINISHED) for figures in ways.values())
 
     def add(self, case: Case, *, ways: Ways | None = None, problem: str = "") -> None:
-        """Keep what a case found, or why it found nothing."""
-        goals = [vars(goal) | {"reached": goal.reached(ways or {})} for goal in case.goals]
-        found = {"case": case.name, "ways": ways or {}, "goals": goals, "problem": problem}
+        """Keep what a case found, or why it found nothing, beside what it had found before."""
+        if ways is None:
+            ways = self._cases.get(self._key(case), {}).get("ways", {})
+        goals = [vars(goal) | {"reached": goal.reached(ways)} for goal in case.goals]
+        found = {"case": case.name, "ways": ways, "goals": goals, "problem": problem}
         self._cases[self._key(case)] = found | self._where
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._path, self._cases)

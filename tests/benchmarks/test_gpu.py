@@ -99,8 +99,11 @@ def test_what_is_measured_is_not_measured_again_and_what_failed_or_is_unfinished
 ) -> None:
     path = tmp_path / "kept.json"
     unfinished = way(step_ratio=2.0, cells_missing=1)
-    asked = Asked(unfinished, BenchError("a\nb"), way(step_ratio=1.0), way(step_ratio=3.0))
-    run_row(asked, setting(tmp_path), RowFile(path))
+    failed = BenchError("a\nb")
+    asked = Asked(unfinished, failed, failed, failed, way(step_ratio=1.0), way(step_ratio=3.0))
+    for _ in range(2):
+        run_row(asked, setting(tmp_path), RowFile(path))
+    assert case_named(read_cases(path), "first")["ways"] == unfinished
     assert case_named(read_cases(path), "second")["problem"] == "BenchError: b"
     for _ in range(2):  # the second time no answer is left
         run_row(asked, setting(tmp_path), RowFile(path))
