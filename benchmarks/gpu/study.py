@@ -103,7 +103,7 @@ def run(setting: Setting, asked: Asked) -> Ways:
     settings = [
         *MODEL, *asked.settings, "study.seeds=1", f'data.train="{paths[0]}"',
         f'data.test="{paths[1]}"', "data.image=png", f"data.image_size={size}",
-        f"run.device={setting.device}",
+        f"run.device={setting.device}", "run.checkpoint_epochs=0",
     ]  # fmt: skip
     if setting.tiny:
         settings += ["model.args.width=2", "data.batch_size=32", "mesh.dtype=float32"]
