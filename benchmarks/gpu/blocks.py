@@ -7,7 +7,7 @@ checkpoint each epoch, while they wait or in the background, take turns.
 
 import shutil
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from benchmarks.gpu.jobs import compare_steps, make_config, with_text
@@ -19,11 +19,15 @@ from tonari.trainer.watch.metrics import Line
 QUESTION = "Swapped blocks, offloaded parameters, checkpoints: what they cost"
 
 KEPT = "all kept"
-WAYS = {
+SWAPPED = {
     KEPT: (),
     "all computed again": ("mesh.checkpointing=full",),
     "3 of 12 swapped": ("mesh.swap_blocks=3",),
     "6 of 12 swapped": ("mesh.swap_blocks=6",),
+}
+OFFLOADED = {
+    KEPT: ("mesh.dtype=float32",),
+    "offloaded": ("mesh.dtype=float32", "mesh.offload=true"),
 }
 WAITED, BEHIND = "waited for", "in the background"
 EPOCHS, STEPS = 4, 40
@@ -35,31 +39,21 @@ def cases(setting: Setting) -> Sequence[Case]:
         Goal("3 of 12 swapped", "step_ratio", most=1.02),
         Goal("6 of 12 swapped", "step_ratio", most=1.1),
     )
-    waits = Goal(BEHIND, "wait_ratio", most=0.5)
+    waits = (Goal(BEHIND, "wait_ratio", most=0.5),)
     return [
-        *(Case(f"{model}, swapped", partial(swap, setting, model), goals)
-          for model in ("gpt", "vit_b")),
-        Case("gpt, offloaded", partial(offload, setting)),
-        Case("gpt, checkpoints", partial(write, setting), (waits,)),
-    ]  # fmt: skip
+        Case("gpt, swapped", partial(compare, setting, "gpt", SWAPPED), goals),
+        Case("vit_b, swapped", partial(compare, setting, "vit_b", SWAPPED), goals),
+        Case("gpt, offloaded", partial(compare, setting, "gpt", OFFLOADED)),
+        Case("gpt, checkpoints", partial(write, setting), waits),
+    ]
 
 
-def swap(setting: Setting, model: str) -> Ways:
-    """Compare blocks that swap, on a GPU alone, with those that do not."""
+def compare(setting: Setting, model: str, given: Mapping[str, tuple[str, ...]]) -> Ways:
+    """Compare steps of a job by these settings; blocks swap on a GPU alone."""
     configs = {
-        way: make_config(model, setting, *given)
-        for way, given in WAYS.items()
+        way: make_config(model, setting, *overrides)
+        for way, overrides in given.items()
         if setting.device == "cuda" or "swapped" not in way
-    }
-    with join(device=setting.device) as job:
-        return compare_steps(configs, job, tiny=setting.tiny, to=KEPT)
-
-
-def offload(setting: Setting) -> Ways:
-    """Compare parameters that lie on the host."""
-    configs = {
-        KEPT: make_config("gpt", setting, "mesh.dtype=float32"),
-        "offloaded": make_config("gpt", setting, "mesh.dtype=float32", "mesh.offload=true"),
     }
     with join(device=setting.device) as job:
         return compare_steps(configs, job, tiny=setting.tiny, to=KEPT)

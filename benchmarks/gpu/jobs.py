@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,43 +35,31 @@ DISTINCT, ROWS = 1024, 8192
 """Photos that are made, and rows of the file that has them over and over."""
 SMALL_SIDE = 32
 
-_CROPS = {"crop": "resized", "size": 224, "flip": 0.5}
-JOBS: dict[str, dict[str, dict[str, Any]]] = {
-    "resnet50": {
-        "data": {"batch_size": 256}, "augment": _CROPS,
-        "model": {"kind": "resnet50", "num_classes": NUM_CLASSES}, "optimizer": {"lr": 0.01},
-    },
-    "vit_b": {
-        "data": {"batch_size": 256}, "augment": _CROPS,
-        "model": {
-            "kind": "vit", "num_classes": NUM_CLASSES, "patch": 16, "width": 768, "depth": 12,
-            "heads": 12,
-        },
-        "optimizer": {"lr": 1e-3},
-    },
-    "resnet20": {
-        "data": {"batch_size": 256},
-        "augment": {"crop": "random", "size": SMALL_SIDE, "padding": 4, "flip": 0.5},
-        "model": {"kind": "resnet", "num_classes": NUM_CLASSES, "norm": "batch"},
-        "optimizer": {"lr": 0.01},
-    },
-    "gpt": {
-        "data": {"kind": "text", "sequence_length": 1024, "batch_size": 16},
-        "model": {"kind": "gpt", "vocabulary": 50_304, "width": 768, "depth": 12, "heads": 12},
-        "optimizer": {"kind": "adamw", "lr": 3e-4},
-    },
+IMAGES = (f"model.num_classes={NUM_CLASSES}", "data.batch_size=256", "augment.flip=0.5")
+CROPS = (*IMAGES, "augment.crop=resized", "augment.size=224")
+DEEP = ("model.width=768", "model.depth=12", "model.heads=12")
+JOBS = {
+    "resnet50": ("model.kind=resnet50", *CROPS, "optimizer.lr=0.01"),
+    "vit_b": ("model.kind=vit", *DEEP, "model.patch=16", *CROPS, "optimizer.lr=1e-3"),
+    "resnet20": (
+        "model.kind=resnet", "model.norm=batch", *IMAGES, "augment.crop=random",
+        f"augment.size={SMALL_SIDE}", "augment.padding=4", "optimizer.lr=0.01",
+    ),
+    "gpt": (
+        "model.kind=gpt", *DEEP, "model.vocabulary=50304", "data.kind=text",
+        "data.sequence_length=1024", "data.batch_size=16", "optimizer.kind=adamw",
+        "optimizer.lr=3e-4",
+    ),
 }  # fmt: skip
 """What is trained; a GPT of this vocabulary has 124 million parameters."""
 
-TINY: dict[str, tuple[str, ...]] = {
+NARROW = ("model.width=16", "model.depth=2", "model.heads=2")
+TINY = {
     "resnet50": ("data.batch_size=4", "augment.size=32", "model.width=8", "model.layers=[1, 1]"),
-    "vit_b": (
-        "data.batch_size=4", "augment.size=32", "model.width=16", "model.depth=2", "model.heads=2",
-    ),
+    "vit_b": ("data.batch_size=4", "augment.size=32", *NARROW),
     "resnet20": ("data.batch_size=4", "model.depth=8"),
     "gpt": (
-        "data.batch_size=2", "data.sequence_length=16", "model.vocabulary=256", "model.width=16",
-        "model.depth=2", "model.heads=2",
+        "data.batch_size=2", "data.sequence_length=16", "model.vocabulary=256", *NARROW,
     ),
 }  # fmt: skip
 
@@ -81,16 +68,13 @@ def make_config(name: str, setting: Setting, *overrides: str, train: str = "none
     """Make the settings of a job, in bfloat16 where the device takes the model so."""
     # On a CPU torch takes no batch statistics in bfloat16.
     half = setting.device == "cuda" or name == "gpt"
-    given = JOBS[name]
-    tables: dict[str, object] = {
-        **{section: dict(table) for section, table in given.items()},
-        "data": given["data"] | {"train": train},
-        "mesh": {"dtype": "bfloat16" if half else "float32"},
-        "run": {"device": setting.device, "checkpoint_epochs": 0},
-    }
-    change(
-        tables, [parse_override(it) for it in (*(TINY[name] if setting.tiny else ()), *overrides)]
-    )
+    given = (
+        f'data.train="{train}"', f"mesh.dtype={'bfloat16' if half else 'float32'}",
+        f"run.device={setting.device}", "run.checkpoint_epochs=0", *JOBS[name],
+        *(TINY[name] if setting.tiny else ()), *overrides,
+    )  # fmt: skip
+    tables: dict[str, object] = {}
+    change(tables, list(map(parse_override, given)))
     return build_config(tables)
 
 
