@@ -4,11 +4,12 @@ r"""What does a whole run of the trainer cost beside a bare torch loop, in one p
 losses back to the loader, metrics, progress, order hash, and checkpoints where
 ``run.checkpoint_epochs`` asks for them. ``bare`` is forward, mean loss, backward, optimizer over a
 `dataio.Loader` of its own with the same settings; ``memory`` is that over batches that are in
-memory, on the device. Data are real: JPEG of CIFAR-10 (Parquet with ``jpg`` and ``cls``), or a
-text. The ways take turns, an epoch each, so that what else the machine does hits all of them.
-Ratios are of the trainer to another way, within a turn, then their median; the first two turns warm
-up. ``issuing_ratio`` is of the processor time of the thread that trains, which the loader's threads
-have no part in: with ``--tiny`` models that is nearly all Python, which a fast GPU would wait for.
+memory, on the device. The optimizer is the trainer's. Data are real: JPEG of CIFAR-10 (Parquet with
+``jpg`` and ``cls``), or a text. The ways take turns, an epoch each, so that what else the machine
+does hits all of them. Ratios are of the trainer to another way, within a turn, then their median;
+the first two turns warm up. ``issuing_ratio`` is of the processor time of the thread that trains,
+which the loader's threads have no part in: with ``--tiny`` models that is nearly all Python, which
+a fast GPU would wait for.
 
 On a GPU, `torch.profiler` tells how long the kernels of the trainer's second epoch keep it busy
 (that does not depend on the profiler, which slows down what launches them); over the time of an
@@ -25,7 +26,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -38,11 +39,13 @@ import dataio
 from dataio.rows.samples import Batch
 from tonari.report.machine import describe_machine
 from tonari.trainer.config.config import Config, load_config
+from tonari.trainer.mesh.half import Half
 from tonari.trainer.models import seeded
 from tonari.trainer.run.build import make_model
 from tonari.trainer.run.data import text_sources, token_field
 from tonari.trainer.run.images import image_fields
 from tonari.trainer.run.loop import train
+from tonari.trainer.run.optimizers import build_optimizer
 from tonari.trainer.run.tasks import Classify, NextToken, Task
 from tonari.trainer.watch.launch import Job, join
 from tonari.trainer.watch.metrics import Line
@@ -64,54 +67,30 @@ WARM_UP = 2
 Epoch = Callable[[], int]
 
 
-class Turns:
-    """Lets every way train an epoch after each of the trainer's, and takes the times.
+class Laps:
+    """Takes the times of ways that have turns; the device is waited for at both ends of a lap.
 
-    Args:
-        others: Train an epoch, and count its steps.
-        device: Where all compute.
+    Attributes:
+        step_s: Seconds of a step, by way, a figure a lap.
+        cpu_s: Seconds of all processors.
+        issuing_s: Of the thread that takes the times.
     """
 
-    def __init__(self, others: dict[str, Epoch], device: torch.device) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.step_s: defaultdict[str, list[float]] = defaultdict(list)
         self.cpu_s: defaultdict[str, list[float]] = defaultdict(list)
         self.issuing_s: defaultdict[str, list[float]] = defaultdict(list)
-        self.busy_s = 0.0
-        self._profile: profile | None = None
-        self._others, self._device = others, device
-        self._done = 0
-        self._start()
+        self._device = device
+        self.start()
 
-    def __call__(self, line: Line) -> None:
-        """Note the trainer's epoch, then train one of each other way."""
-        done = int(line["step"] or 0)
-        num_steps = done - self._done
-        self._note("trainer", num_steps)
-        self._done = done
-        if self._profile is not None:
-            self._profile.stop()
-            self.busy_s = busy_s(self._profile) / num_steps
-            self._profile = None
-        for way, epoch in self._others.items():
-            self._start()
-            self._note(way, epoch())
-        self._wait()
-        if self._device.type == "cuda" and len(self.step_s["trainer"]) == 1:
-            self._profile = profile(activities=[ProfilerActivity.CUDA])
-            self._profile.start()
-        self._start()
-
-    def ratio(self, way: str, times: dict[str, list[float]]) -> float:
-        """Compare the trainer with another way."""
-        pairs = list(zip(times["trainer"], times[way], strict=True))[WARM_UP:]
-        return statistics.median(own / other for own, other in pairs)
-
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Begin a lap."""
         self._wait()
         self._started, self._began = time.perf_counter(), time.process_time()
         self._issued_from = time.thread_time()
 
-    def _note(self, way: str, num_steps: int) -> None:
+    def note(self, way: str, num_steps: int) -> None:
+        """End a lap of so many steps."""
         self.issuing_s[way].append((time.thread_time() - self._issued_from) / num_steps)
         self._wait()
         self.step_s[way].append((time.perf_counter() - self._started) / num_steps)
@@ -122,23 +101,73 @@ class Turns:
             torch.cuda.synchronize(self._device)
 
 
-def bare_epoch(config: Config, job: Job, batches: Callable[[], Iterable[Batch]]) -> Epoch:
-    """Make what trains an epoch as a loop of one's own would."""
+def ratio(times: Mapping[str, Sequence[float]], way: str, to: str) -> float:
+    """Compare two ways within each turn, and take the median of those that count."""
+    pairs = list(zip(times[way], times[to], strict=True))[WARM_UP:]
+    return statistics.median(own / other for own, other in pairs)
+
+
+class Turns:
+    """Lets every way train an epoch after each of the trainer's, and takes the times.
+
+    Args:
+        others: Train an epoch, and count its steps.
+        device: Where all compute.
+    """
+
+    def __init__(self, others: dict[str, Epoch], device: torch.device) -> None:
+        self.busy_s = 0.0
+        self._profile: profile | None = None
+        self._others, self._device = others, device
+        self._done = 0
+        self.laps = Laps(device)
+
+    def __call__(self, line: Line) -> None:
+        """Note the trainer's epoch, then train one of each other way."""
+        done = int(line["step"] or 0)
+        num_steps = done - self._done
+        self.laps.note("trainer", num_steps)
+        self._done = done
+        if self._profile is not None:
+            self._profile.stop()
+            self.busy_s = busy_s(self._profile) / num_steps
+            self._profile = None
+        for way, epoch in self._others.items():
+            self.laps.start()
+            self.laps.note(way, epoch())
+        if self._device.type == "cuda" and len(self.laps.step_s["trainer"]) == 1:
+            torch.cuda.synchronize(self._device)
+            self._profile = profile(activities=[ProfilerActivity.CUDA])
+            self._profile.start()
+        self.laps.start()
+
+
+def bare_loop(
+    config: Config, job: Job, *, copies: bool = False, channels_last: bool = False
+) -> Callable[[Iterable[Batch]], int]:
+    """Make what trains over batches as a loop of one's own would, and counts them.
+
+    Args:
+        config: The settings.
+        job: Where.
+        copies: Whether bfloat16 is by the trainer's copies of the parameters, not by autocast.
+        channels_last: Whether the weights lie so.
+    """
     task: Task = NextToken() if config.data.kind == "text" else Classify()
     model = seeded(lambda: make_model(config), seed=config.run.seed).to(job.device)
-    settings = config.optimizer
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=settings.lr, momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-    )  # fmt: skip
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     half = config.mesh.dtype == "bfloat16"
+    if copies:
+        Half(model)
+    optimizer = build_optimizer(config.optimizer, model.parameters())
     if config.mesh.compile:
         model.compile()
 
-    def epoch() -> int:
+    def train_over(batches: Iterable[Batch]) -> int:
         num_steps = 0
-        for batch in batches():
-            with torch.autocast(job.device.type, torch.bfloat16, enabled=half):
+        for batch in batches:
+            with torch.autocast(job.device.type, torch.bfloat16, enabled=half and not copies):
                 logits, target = model(task.input(batch)), task.target(batch)
                 loss = F.cross_entropy(logits.flatten(0, -2), target.flatten())
             loss.backward()  # type: ignore[no-untyped-call]
@@ -147,7 +176,7 @@ def bare_epoch(config: Config, job: Job, batches: Callable[[], Iterable[Batch]])
             num_steps += 1
         return num_steps
 
-    return epoch
+    return train_over
 
 
 def open_loader(config: Config, job: Job, cache: Path) -> dataio.Loader:
@@ -169,7 +198,7 @@ def open_loader(config: Config, job: Job, cache: Path) -> dataio.Loader:
 def measure(config: Config, job: Job, directory: Path) -> dict[str, object]:
     """Run all ways in turns."""
     with open_loader(config, job, directory / "bare") as loader:
-        epochs = loader.epochs(config.run.epochs + 1)
+        epochs = loader.epochs(2 * config.run.epochs + 1)
         next(epochs)
         kept = list(loader)
 
@@ -177,14 +206,19 @@ def measure(config: Config, job: Job, directory: Path) -> dict[str, object]:
             next(epochs)
             yield from loader
 
-        others = {"bare": loaded, "memory": lambda: iter(kept)}
-        turns = Turns(
-            {way: bare_epoch(config, job, its) for way, its in others.items()}, job.device
-        )
+        bare = bare_loop(config, job)
+        others: dict[str, Epoch] = {
+            "bare": lambda: bare(loaded()),
+            "memory": lambda: bare(kept),
+        }
+        if config.mesh.dtype == "bfloat16" and not config.mesh.compile:
+            same = bare_loop(config, job, copies=True)
+            others["copies"] = lambda: same(loaded())
+        turns = Turns(others, job.device)
         ended = train(config, resume="never", on_epoch=turns, quiet=True)
     if not ended.finished:
         raise SystemExit(f"stopped by {ended.stopped_by} after {ended.progress.epochs} turns")
-    step_s = statistics.median(turns.step_s["trainer"][WARM_UP:])
+    step_s = statistics.median(turns.laps.step_s["trainer"][WARM_UP:])
     figures: dict[str, object] = {
         "question": "cost of a run of the trainer",
         "model": config.model.kind,
@@ -196,15 +230,15 @@ def measure(config: Config, job: Job, directory: Path) -> dict[str, object]:
         "repeats": config.run.epochs - WARM_UP,
         "checkpoint_epochs": config.run.checkpoint_epochs,
     }
-    for way, times in turns.step_s.items():
+    for way, times in turns.laps.step_s.items():
         median_s = statistics.median(times[WARM_UP:])
         figures[f"{way}_step_ms"] = 1e3 * median_s
-        figures[f"{way}_issuing_ms"] = 1e3 * statistics.median(turns.issuing_s[way][WARM_UP:])
+        figures[f"{way}_issuing_ms"] = 1e3 * statistics.median(turns.laps.issuing_s[way][WARM_UP:])
         figures[f"{way}_samples_per_s"] = config.data.batch_size / median_s
     for way in others:
-        figures[f"wall_ratio_to_{way}"] = turns.ratio(way, turns.step_s)
-        figures[f"cpu_ratio_to_{way}"] = turns.ratio(way, turns.cpu_s)
-        figures[f"issuing_ratio_to_{way}"] = turns.ratio(way, turns.issuing_s)
+        figures[f"wall_ratio_to_{way}"] = ratio(turns.laps.step_s, "trainer", way)
+        figures[f"cpu_ratio_to_{way}"] = ratio(turns.laps.cpu_s, "trainer", way)
+        figures[f"issuing_ratio_to_{way}"] = ratio(turns.laps.issuing_s, "trainer", way)
     if job.device.type == "cuda":
         figures["device"] = torch.cuda.get_device_name(job.device)
         figures["gpu_idle_fraction"] = 1 - turns.busy_s / step_s

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.studies import trainer_loop
-from benchmarks.studies.trainer_loop import bare_epoch, covered_us, make_config, open_loader
+from benchmarks.studies.trainer_loop import bare_loop, covered_us, make_config, open_loader
 from tonari.trainer.run.loop import train
 from tonari.trainer.watch.launch import join
 from tonari.trainer.watch.metrics import Line
@@ -59,10 +59,12 @@ def test_a_step_issues_little_more_than_a_bare_loop(tmp_path: Path) -> None:
         train(replace(config, run=replace(config.run, epochs=2)), on_epoch=second_epoch, quiet=True)
         with open_loader(config, job, tmp_path / "bare") as loader:
             epochs = loader.epochs(2)
-            epoch = bare_epoch(config, job, lambda: (next(epochs), loader)[1])
-            epoch()
+            bare = bare_loop(config, job)
+            next(epochs)
+            bare(loader)
+            next(epochs)
             with calls["bare"]:
-                num_steps = epoch()
+                num_steps = bare(loader)
     per_step = {
         way: sum(each.callcount for each in profile.getstats()) / num_steps
         for way, profile in calls.items()

@@ -15,17 +15,24 @@ Fed = tuple[list[NDArray[np.uint8]], list[NDArray[np.int64]]]
 
 
 @pipeline_def  # type: ignore[untyped-decorator, unused-ignore]
-def recipe(take: Callable[[], Fed]) -> Any:
-    """Decode a random crop of each photo, resize it, flip every other."""
+def recipe(take: Callable[[], Fed], decoder: str = "cpu", *, on_gpu: bool = False) -> Any:
+    """Decode a random crop of each photo, resize it, flip every other.
+
+    Args:
+        take: Gives photos and ids of a batch.
+        decoder: "cpu", or "mixed": the GPU.
+        on_gpu: Whether the pixels end there.
+    """
     photos, ids = fn.external_source(source=take, num_outputs=2, batch=True)
     pixels = fn.decoders.image_random_crop(
-        photos, device="cpu", output_type=types.RGB, random_area=[0.08, 1.0],
+        photos, device=decoder, output_type=types.RGB, random_area=[0.08, 1.0],
         random_aspect_ratio=[3 / 4, 4 / 3], num_attempts=10,
     )  # fmt: skip
     pixels = fn.resize(
         pixels, resize_x=CROP, resize_y=CROP, interp_type=types.INTERP_LINEAR, antialias=True
     )
-    return fn.flip(pixels, horizontal=fn.random.coin_flip(probability=0.5)), ids
+    pixels = fn.flip(pixels, horizontal=fn.random.coin_flip(probability=0.5))
+    return pixels.gpu() if on_gpu else pixels, ids
 
 
 def open_feed(task: PeerTask) -> PeerFeed:
