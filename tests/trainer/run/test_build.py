@@ -11,14 +11,17 @@ from dataio.world import single_world
 from tests.trainer.deliver.fake_loader import NUM_CLASSES
 from tests.trainer.digits import write_config
 from tests.trainer.run.alone import one_stage
-from tonari.trainer.config.config import load_config
+from tonari.oracle.trace import NoReports, make_batch
+from tonari.trainer.config.config import build_config, load_config
 from tonari.trainer.config.optimizer import OptimizerConfig
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.place import place_of
 from tonari.trainer.models import SmallCNN
-from tonari.trainer.run.build import build_loader, build_parallel, make_model
+from tonari.trainer.run.build import build_loader, build_parallel, lay_channels_last, make_model
 from tonari.trainer.run.optimizers import build_optimizer, make_optimizer
+from tonari.trainer.run.own import Own
 from tonari.trainer.run.pace import build_schedule
+from tonari.trainer.run.step import train_step
 from tonari.trainer.run.tasks import Classify
 from tonari.trainer.watch.launch import Job, join
 
@@ -185,3 +188,38 @@ def test_a_caller_s_optimizer_that_cannot_be_stepped_is_refused(make: Any, words
     with pytest.raises(ConfigError, match=words):
         make_optimizer(OptimizerConfig(), weights, make)
     assert isinstance(make_optimizer(OptimizerConfig(), weights), torch.optim.SGD)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_convolutions_lie_channels_last_and_learn_the_same(dtype: str) -> None:
+    weights = []
+    for channels_last in (False, True):
+        config = build_config(
+            {
+                "data": {"train": "none", "batch_size": 4, "image_size": 8},
+                "model": {"kind": "small_cnn", "num_classes": 4},
+                "mesh": {"channels_last": channels_last, "dtype": dtype},
+                "run": {"device": "cpu"},
+            }
+        )
+        with join(device="cpu") as job:
+            parallel = build_parallel(config, job)
+            pipeline = parallel.pipeline
+            optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)
+            batch = make_batch(config, Own(), parallel.task, pipeline.place)
+            for number in range(3):
+                train_step(pipeline, optimizer, NoReports(), [batch], step=number)
+            found = [each.detach().clone() for each in pipeline.parameters()]
+        kernels = [each for each in pipeline.parameters() if each.dim() == 4 and each.shape[1] > 1]
+        assert kernels
+        for each in kernels:
+            assert each.is_contiguous(memory_format=torch.channels_last) == channels_last
+        weights.append(found)
+    tolerance = 1e-5 if dtype == "float32" else 1e-2
+    for one, other in zip(*weights, strict=True):
+        assert torch.allclose(one, other, atol=tolerance)
+
+
+def test_weights_that_ranks_share_are_not_laid_channels_last() -> None:
+    with pytest.raises(ConfigError, match="channels_last is true on 2 ranks, expected one"):
+        lay_channels_last([torch.nn.Conv2d(2, 2, 1)], num_ranks=2)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import dataio
@@ -297,6 +298,8 @@ def build_rank(
     # Parameters of that precision; bfloat16 is that of the computation only.
     model = model.double() if settings.dtype == "float64" else model
     parts = spread(config, model, mesh, place, swap=make_swap(config, device))
+    if settings.channels_last:
+        lay_channels_last(parts, num_ranks=mesh.size())
     pipeline = make_pipeline(
         config, layout, parts, place=place, mesh=mesh, task=task, device=device
     )
@@ -314,6 +317,21 @@ def _what_parts_a_step(config: Config, place: Place, microbatches: int) -> str:
         f"optimizer.accumulate = {config.optimizer.accumulate}": config.optimizer.accumulate,
     }
     return next((name for name, number in parts.items() if number > 1), "")
+
+
+def lay_channels_last(parts: Sequence[nn.Module], *, num_ranks: int) -> None:
+    """Lay weights of convolutions channels last, in place.
+
+    Raises:
+        ConfigError: If there are several ranks: what is sharded or sent lies in rows.
+    """
+    if num_ranks > 1:
+        raise ConfigError(
+            f"mesh.channels_last is true on {num_ranks} ranks, expected one, as weights that ranks "
+            "share lie in rows; leave it out"
+        )
+    for part in parts:
+        part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def make_swap(config: Config, device: torch.device) -> Swap | None:
