@@ -94,9 +94,9 @@ def test_each_argument_of_a_dataloader_is_taken_or_has_advice() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: dataio.Loader("none", 16), r"^Loader: 16 has no name; .* batch_size=16$"),  # type: ignore[misc, call-arg]
+        (lambda: dataio.Loader("none", 16), r"^Loader: 16 has no name; .* batch_size=16$"),  # type: ignore[call-arg]
         (lambda: dataio.Workers(thread=1), r"thread is unknown, .*; did you mean threads\?"),  # type: ignore[call-arg]
-        (lambda: dataio.Workers(0, 1), r"^Workers: 0 has no name; .* threads=0$"),  # type: ignore[misc]
+        (lambda: dataio.Workers(0, 1), r"^Workers: 0 has no name; .* threads=0$"),  # type: ignore[call-arg]
         (lambda: dataio.Loader("none", batch_size=1), r"^Loader\S* missing .* 'fields'$"),  # type: ignore[call-arg]
     ],
 )

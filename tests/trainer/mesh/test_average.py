@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tonari.trainer.mesh import average
@@ -11,8 +12,8 @@ from tonari.trainer.mesh import average
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(average.dist, "all_reduce", lambda *_, **__: None)
-    monkeypatch.setattr(average.dist, "get_world_size", lambda _: 2)
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)
+    monkeypatch.setattr(dist, "get_world_size", lambda _: 2)
     return None
 
 

@@ -128,7 +128,7 @@ class Randomness:
 
         # A compiler that looked inside would compile each block anew, and for each seed. Where
         # nothing is compiled, its own hook takes longer than the generators.
-        not_traced = torch.compiler.disable(reseed)
+        not_traced = torch.compiler.disable(reseed)  # type: ignore[no-untyped-call]
 
         def hook(*_: object) -> None:
             (not_traced if torch.compiler.is_compiling() else reseed)()
