@@ -118,7 +118,8 @@ def test_steps_that_cannot_be_skipped_are_one_message(ready, capsys, argv, messa
     train(ready, "run.epochs=2", "--skip-steps", *argv, status=1)
     shown = capsys.readouterr().err
     assert message in shown
-    assert shown.count("\n") == 1
+    # What is trained may be said before it
+    assert len([line for line in shown.splitlines() if not line.startswith("training ")]) == 1
 
 
 def test_a_checkpoint_behind_the_steps_is_one_message(ready, seen, capsys) -> None:

@@ -325,12 +325,16 @@ class Pipeline:
         (part,) = self.parts
         for number, rows in enumerate(self._rows, 1):
             self._randomness.begin(number - 1)
-            loss = self._loss(part(_rows_of(inputs, rows)), rows)
+            losses = self._score(part(_rows_of(inputs, rows)), rows)
             if backward:
                 self._set_sync(part, sync and number == len(self._rows))
                 # A draw may have left out all weights.
-                if loss.requires_grad:
-                    loss.backward()  # type: ignore[no-untyped-call]
+                if losses.requires_grad:
+                    # That of the loss below, which to add up forward and back takes operations
+                    gradient = _at(self._weight, rows)
+                    gradient = gradient.to(torch.promote_types(losses.dtype, gradient.dtype))
+                    gradient = (gradient * self._share).to(losses.dtype)
+                    losses.backward(gradient)  # type: ignore[no-untyped-call]
                     self._passes_without_gradient = -math.inf
                 elif self._passes_without_gradient < MOST_WITHOUT_GRADIENT:
                     self._passes_without_gradient += 1
@@ -358,6 +362,13 @@ class Pipeline:
 
     def _loss(self, logits: Tensor, rows: Tensor) -> Tensor:
         """Score a microbatch; say its part in the mean of the step."""
+        losses = self._score(logits, rows)
+        if not torch.is_grad_enabled():
+            return losses.sum()
+        return (losses * _at(self._weight, rows)).sum() * self._share
+
+    def _score(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Score a microbatch: floating[rows], what is to be descended of each row."""
         target = _at(self._target, rows)
         losses = self._task.losses(logits, target)
         check_losses(losses, rows.shape[0])
@@ -371,9 +382,7 @@ class Pipeline:
             check_outcome(*outcome, rows.shape[0])
             scored = Scored(losses.detach(), *outcome)
         self._scores.append(scored)
-        if not torch.is_grad_enabled():
-            return losses.sum()
-        return (losses * _at(self._weight, rows)).sum() * self._share
+        return losses
 
     def _extra_loss(self) -> Tensor | None:
         """Take what the last stage's module wants to descend beside the task's losses, if any."""

@@ -320,17 +320,17 @@ class Run:
             checkpoint=found,
         )  # fmt: skip
         self._observer.begin(begun)
-        words = begin_words(
-            self._config, num_samples=self._loader.num_samples, place=self._pipeline.place,
-            num_steps=self.progress.steps,
-        )  # fmt: skip
-        self._line.begin(words)
 
     def train(self) -> bool:
         """Train the epochs that remain; say whether all are done, rather than stopped."""
         before: Mapping[str, float] = {}
         began = self.progress.steps
         self._skips.check(last=self._most_steps(), run_ends=True)
+        words = begin_words(
+            self._config, num_samples=self._loader.num_samples, place=self._pipeline.place,
+            num_steps=self.progress.steps,
+        )  # fmt: skip
+        self._line.begin(words)
         self._stop.train(speaks=self._job.world.rank == 0)
         epochs = self._loader.epochs(self._config.run.epochs)
         while True:

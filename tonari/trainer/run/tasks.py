@@ -154,10 +154,11 @@ NO_CLASS = -(2**63)
 
 def check_classes(target: Tensor, classes: int, column: str) -> None:
     """Refuse labels that are no number of a class, where they can be seen without waiting."""
-    if type(target) is not Tensor or target.device.type != "cpu":
+    if type(target) is not Tensor or target.device.type != "cpu" or not target.numel():
         return
-    wrong = target[(target < 0) | (target >= classes)]
-    if len(wrong):
+    least, most = target.aminmax()
+    if int(least) < 0 or int(most) >= classes:
+        wrong = target[(target < 0) | (target >= classes)]
         raise ConfigError(
             f"{column} holds {int(wrong[0])}, expected a class from 0 to {classes - 1}, as the "
             f"model has {classes}; give model.num_classes as many as there are, number classes "

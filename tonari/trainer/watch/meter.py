@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dataio.world import World
@@ -38,7 +39,7 @@ class Meter:
         self._before, self._place = before, place
         self._started = self._asked_at = time.perf_counter()
         # Of batches not counted yet; they are counted where they are, so that no step waits.
-        self._sample_ids: list[Tensor] = []
+        self._valid: list[Tensor] = []
         self._new_samples: Tensor | int = 0
         self._new_rows = 0
         # Losses and their rows, padding included, samples: of the epoch, and since the last call of
@@ -55,11 +56,10 @@ class Meter:
     def add(self, batch: Mapping[str, Tensor]) -> None:
         """Count a batch."""
         if self._place.reads:
-            self._new_rows += len(next(iter(batch.values())))
+            self._new_rows += next(iter(batch.values())).shape[0]
         if self._place.rank == self._place.scorer:
-            # A copy: the ids may be a view of the whole batch, whose memory is wanted back.
-            self._sample_ids.append(batch["sample_id"].clone())
-            if len(self._sample_ids) >= STEPS_AT_ONCE:
+            self._valid.append(batch["sample_id"] >= 0)
+            if len(self._valid) >= STEPS_AT_ONCE:
                 self._count_samples()
 
     def recent(self, mean_loss: float, after: Mapping[str, float], world: World) -> Figures:
@@ -140,9 +140,9 @@ class Meter:
         }
 
     def _count_samples(self) -> None:
-        for sample_id in self._sample_ids:
-            self._new_samples = self._new_samples + (sample_id >= 0).sum()
-        self._sample_ids.clear()
+        if self._valid:
+            self._new_samples = self._new_samples + torch.cat(self._valid).sum()
+            self._valid.clear()
 
     def _take(self, mean_loss: float) -> None:
         self._count_samples()
