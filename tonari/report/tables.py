@@ -43,8 +43,8 @@ class Table:
         widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
         indent = "  " if self.title else ""
         lines = [self.title] if self.title else []
-        for part in _parts(widths, room=_room() - len(indent)):
-            lines += [""] if part[-1] >= len(part) else []
+        for number, part in enumerate(_parts(widths, room=_room() - len(indent))):
+            lines += [""] * (number > 0)
             for row in (self.columns, *self.rows):
                 cells = [
                     row[n].rjust(widths[n]) if self.are_figures[n] else row[n].ljust(widths[n])
@@ -65,13 +65,14 @@ def _room() -> float:
 
 def _parts(widths: Sequence[int], *, room: float) -> list[list[int]]:
     """Part columns by their widths; each part begins with the first column."""
-    parts, used = [[0]], widths[0]
-    for number, width in enumerate(widths[1:], 1):
-        if used + 2 + width > room and len(parts[-1]) > 1:
+    parts: list[list[int]] = [[]]
+    used = 0
+    for number, width in enumerate(widths):
+        if used + width > room and len(parts[-1]) > 1:
             parts.append([0])
-            used = widths[0]
+            used = widths[0] + 2
         parts[-1].append(number)
-        used += 2 + width
+        used += width + 2
     return parts
 
 

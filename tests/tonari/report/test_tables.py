@@ -48,6 +48,7 @@ def test_rows_are_indented_below_a_title() -> None:
 
 def test_without_rows_the_heads_remain() -> None:
     assert Table(("a", "bc"), []).text() == ["a  bc"]
+    assert Table((), []).text() == [""]
     assert Table(("a", "bc"), []).markdown() == ["| a | bc |", "| --- | --- |"]
 
 
