@@ -7,19 +7,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
-from torch.distributed.pipelining import PipelineStage
 
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.randomness import Randomness
 from tonari.trainer.mesh.writable import writable
 from tonari.trainer.models.given import Inputs
 from tonari.trainer.models.trace import leaves
+from tonari.trainer.private.messages import all_gather
+from tonari.trainer.private.pipelining import StageOfAnything
 
 MOST_APART = 0.05
 """Of the largest value: more than rounding in bfloat16 makes of what is the same."""
 
 
-class Stage(PipelineStage):
+class Stage(StageOfAnything):
     """A stage that averages its gradients over the replicas only when ``syncs``.
 
     Args:
@@ -216,7 +217,7 @@ def _cut(value: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def _join(part: Tensor, shape: torch.Size, group: dist.ProcessGroup) -> Tensor:
     whole = part.new_empty(shape)
-    dist.all_gather_single(whole.view(-1), part.contiguous(), group=group)
+    all_gather(whole.view(-1), part.contiguous(), group=group)
     return whole
 
 
