@@ -1,6 +1,6 @@
 """A stage of a pipeline, as torch's schedules pass microbatches through it."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,7 +14,7 @@ from tonari.trainer.mesh.writable import writable
 from tonari.trainer.models.given import Inputs
 from tonari.trainer.models.trace import leaves
 from tonari.trainer.private.messages import all_gather
-from tonari.trainer.private.pipelining import StageOfAnything
+from tonari.trainer.private.pipelining import StageOfAnything, goes_back_twice
 
 MOST_APART = 0.05
 """Of the largest value: more than rounding in bfloat16 makes of what is the same."""
@@ -122,7 +122,7 @@ class Stage(StageOfAnything):
 
 
 def can_go_back_twice(
-    outputs: Iterable[Tensor], inputs: Iterable[Tensor], weights: Iterable[Tensor]
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], weights: Iterable[Tensor]
 ) -> bool:
     """Say whether torch can go back over a stage in two parts: for its inputs, then its weights.
 
@@ -134,12 +134,17 @@ def can_go_back_twice(
     users = _users(ends)
     carried = _reached((_node(each) for each in inputs if each.requires_grad), users)
 
+    joins: set[Node] = set()
+
     def meets_once(weight: Node) -> bool:
         reached = _reached([weight], users, before=carried)
         met = {user for node in reached for user in users[node] if user in carried}
+        joins.update(met)
         return not reached or (len(met) == 1 and not reached & ends)
 
-    return all(meets_once(_node(weight)) for weight in weights if weight.requires_grad)
+    return all(
+        meets_once(_node(weight)) for weight in weights if weight.requires_grad
+    ) and goes_back_twice(outputs, inputs, users, joins)
 
 
 def _node(value: Tensor) -> Node:

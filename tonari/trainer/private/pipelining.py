@@ -1,41 +1,42 @@
-"""What a stage of a pipeline sends and is checked for, before torch 2.13.
+"""What a stage of a pipeline takes and sends, and when it goes back in two parts, before torch 2.13.
 
-Why: torch 2.11 and 2.12 refuse inputs that lie otherwise in memory than they were described, such
-as pictures with one channel; ask for a gradient of all that they receive, whole numbers too; and
-end a run where a stage has none to send back. Torch 2.13 sends zeros there, as is done here for
-those before it. Where a rank owns two stages in a row, they send to their own rank as they begin.
-Public instead: torch 2.13, where this class adds no more than the first.
+Why: torch 2.11 refuses inputs that lie otherwise in memory than they were described, such as
+pictures with one channel; asks for a gradient of all that it receives, whole numbers too; ends a
+run where a stage has none to send back, as 2.12 does; and sends to its own rank where that owns two
+stages in a row. Torch 2.13 sends zeros where there is no gradient, as is done here for those before
+it. Public instead: torch 2.13, where the class adds nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.distributed.pipelining import PipelineStage
 
-__all__ = ["StageOfAnything"]
+__all__ = ["StageOfAnything", "goes_back_twice"]
 
-BEFORE_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
 class StageOfAnything(PipelineStage):
     """A stage that takes inputs in any layout, and of any type, with or without a gradient."""
 
-    def _validate_fwd_input(self, args: Any, kwargs: Any) -> None:
-        """Leave it out: whoever makes a stage describes what it makes."""
+    if TORCH < (2, 12):
 
-    if BEFORE_2_13:
+        def _validate_fwd_input(self, args: Any, kwargs: Any) -> None:
+            """Leave it out: whoever makes a stage describes what it makes."""
 
         def _prepare_forward_infra(self, *given: Any, **named: Any) -> Any:
-            """Make what is received into: torch asks for gradients where it is told to train."""
+            """Make what is received into; of it that has a gradient which is described with one."""
             trains, self.has_backward = self.has_backward, False
             try:
                 return super()._prepare_forward_infra(*given, **named)  # type: ignore[no-untyped-call]
             finally:
                 self.has_backward = trains
-                for infos in self.args_recv_info.values() if trains and not self.is_first else ():
+                for infos in () if self.is_first else self.args_recv_info.values():
                     for info, shape in zip(infos, self.inputs_meta, strict=True):
                         info.buffer.requires_grad_(shape.requires_grad)
 
@@ -51,19 +52,6 @@ class StageOfAnything(PipelineStage):
             infos = self.args_recv_info[mb_index]
             for info, tensor, shape in zip(infos, given, self.inputs_meta, strict=True):
                 info.buffer = tensor.detach().requires_grad_(shape.requires_grad)
-
-        def backward_maybe_with_nosync(
-            self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
-        ) -> Any:
-            """Go back; of the input alone torch lists no gradient where there is none."""
-            gradients, more = super().backward_maybe_with_nosync(  # type: ignore[no-untyped-call]
-                backward_type, bwd_kwargs, last_backward
-            )
-            if backward_type == "input":
-                inputs, found = bwd_kwargs["input_values"], iter(gradients)
-                if len(gradients) < len(inputs):
-                    gradients = tuple(next(found) if its.requires_grad else None for its in inputs)
-            return gradients, more
 
         def get_bwd_send_ops(self, bwd_chunk_id: int) -> Any:
             """Send back gradients, zeros where there are none."""
@@ -82,3 +70,28 @@ class StageOfAnything(PipelineStage):
                 torch.zeros_like(info.buffer) if its is None else its
                 for its, info in zip(gradients, infos, strict=True)
             )
+
+
+def goes_back_twice(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], users: Mapping[Node, Sequence[Node]],
+    joins: set[Node],
+) -> bool:  # fmt: skip
+    """Say whether torch goes back over a stage in two parts where weights meet its inputs in turn.
+
+    Before 2.13 it takes a gradient of all outputs and for all inputs, and gives the sum of an
+    operation's gradients to the first of its values.
+
+    Args:
+        outputs, inputs: Of the stage.
+        users: The operations that take what each operation gives.
+        joins: Where weights meet what comes from the inputs.
+    """
+    if TORCH >= (2, 13):
+        return True
+    if not all(each.requires_grad for each in (*outputs, *inputs)):
+        return False
+    edges = [get_gradient_edge(each) for each in outputs]
+    edges = [*edges, *(edge for node in joins for user in users[node] for edge in user.next_functions)]
+    return all(get_gradient_edge(each).node in users for each in inputs) and all(
+        number == 0 for node, number, *_ in edges if node in joins
+    )
