@@ -1,4 +1,4 @@
-"""What a stage of a pipeline takes and sends, and when it goes back in two parts, before torch 2.13.
+"""What a stage of a pipeline takes, sends, and goes back over in two parts, before torch 2.13.
 
 Why: torch 2.11 refuses inputs that lie otherwise in memory than they were described, such as
 pictures with one channel; asks for a gradient of all that it receives, whole numbers too; ends a
@@ -90,8 +90,8 @@ def goes_back_twice(
         return True
     if not all(each.requires_grad for each in (*outputs, *inputs)):
         return False
-    edges = [get_gradient_edge(each) for each in outputs]
-    edges = [*edges, *(edge for node in joins for user in users[node] for edge in user.next_functions)]
+    edges = [get_gradient_edge(each)[:2] for each in outputs]
+    edges += [edge for node in joins for user in users[node] for edge in user.next_functions]
     return all(get_gradient_edge(each).node in users for each in inputs) and all(
-        number == 0 for node, number, *_ in edges if node in joins
+        number == 0 for node, number in edges if node in joins
     )

@@ -50,7 +50,7 @@ def _fill_and_reduce(group: Any, post_backward: Callable[..., None], *unused: An
 
 
 def _groups(state: Any) -> Sequence[Any]:
-    """List the parameters that FSDP gathers together; before torch 2.13 they are one."""
+    """List the parameters that FSDP gathers together; in torch 2.11 they are one."""
     groups = getattr(state, "_fsdp_param_groups", None)
     one = getattr(state, "_fsdp_param_group", None)
     return groups if groups is not None else [one] if one is not None else []
