@@ -30,7 +30,7 @@ def old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "version",
-    ["2.11.0+cu130", "2.13.0", "2.13.1+cpu", "2.14.0a0+gitfe42b", "2.15.0a0+50eac811a6.nv26.09"],
+    ["2.11.0+cu130", "2.12.1", "2.13.1+cpu", "2.14.0a0+gitfe42b", "2.15.0a0+50eac811a6.nv26.09"],
 )
 def test_any_build_within_the_range_is_taken(version: str) -> None:
     check_torch(version)

@@ -30,7 +30,7 @@ class StageOfAnything(PipelineStage):
             """Leave it out: whoever makes a stage describes what it makes."""
 
         def _prepare_forward_infra(self, *given: Any, **named: Any) -> Any:
-            """Make what is received into; of it that has a gradient which is described with one."""
+            """Make what is received into, with a gradient where one is described."""
             trains, self.has_backward = self.has_backward, False
             try:
                 return super()._prepare_forward_infra(*given, **named)  # type: ignore[no-untyped-call]
@@ -53,23 +53,33 @@ class StageOfAnything(PipelineStage):
             for info, tensor, shape in zip(infos, given, self.inputs_meta, strict=True):
                 info.buffer = tensor.detach().requires_grad_(shape.requires_grad)
 
+    if TORCH < (2, 13):
+
         def get_bwd_send_ops(self, bwd_chunk_id: int) -> Any:
             """Send back gradients, zeros where there are none."""
             if self.has_backward and not self.is_first:
-                found = self.bwd_cache[bwd_chunk_id]
-                self.bwd_cache[bwd_chunk_id] = self._filled(found, bwd_chunk_id)
+                infos = self.args_recv_info[bwd_chunk_id]
+                self.bwd_cache[bwd_chunk_id] = _filled(self.bwd_cache[bwd_chunk_id], infos)
+                self.grad_send_info = [info.source if _is_sent(info) else None for info in infos]
             return super().get_bwd_send_ops(bwd_chunk_id)  # type: ignore[no-untyped-call]
 
         def get_local_bwd_output(self, mb_index: int) -> Any:
             """Give gradients to the stage before, on the same rank, zeros where there are none."""
-            return self._filled(super().get_local_bwd_output(mb_index), mb_index)  # type: ignore[no-untyped-call]
+            found = super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]
+            return _filled(found, self.args_recv_info[mb_index])
 
-        def _filled(self, gradients: Sequence[Tensor | None], chunk: int) -> tuple[Tensor, ...]:
-            infos = self.args_recv_info[chunk]
-            return tuple(
-                torch.zeros_like(info.buffer) if its is None else its
-                for its, info in zip(gradients, infos, strict=True)
-            )
+
+def _filled(gradients: Sequence[Tensor | None], infos: Sequence[Any]) -> tuple[Tensor | None, ...]:
+    return tuple(
+        torch.zeros_like(info.buffer) if its is None and _is_sent(info) else its
+        for its, info in zip(gradients, infos, strict=True)
+    )
+
+
+def _is_sent(info: Any) -> bool:
+    """Say whether a gradient is sent back: of all in torch 2.11, in 2.12 where one is described."""
+    described = getattr(info, "tensor_meta", None)
+    return described is None or described.requires_grad
 
 
 def goes_back_twice(
