@@ -38,7 +38,7 @@ STAGES: dict[str, Forward] = {
     "a weight itself beside": lambda its, x: (x @ its.w, its.p),
     "some unused": lambda its, x: x @ its.w,
     "output that was handed on": lambda its, x: (x * 1, x @ its.w),
-    "several values of one operation": lambda its, x: _product_and_sum(x, its.p),
+    "several values of one operation": lambda its, x: cast(Any, _ProductAndSum).apply(x, its.p),
 }
 
 
@@ -52,9 +52,6 @@ class _ProductAndSum(torch.autograd.Function):
     def backward(ctx: Any, product: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         return product * weight + total, (product * x + total).sum(0)
-
-
-_product_and_sum = cast(Any, _ProductAndSum).apply
 
 
 def _normalised_twice(weight: Tensor, between: Tensor, x: Tensor) -> Tensor:

@@ -110,8 +110,7 @@ class Stage(StageOfAnything):
         """Hand the input's gradient to the stage before, on the same rank."""
         if not self.has_backward:
             return ()
-        gradients = super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]
-        return cast(tuple[Tensor | None, ...], gradients)
+        return cast(tuple[Tensor | None, ...], super().get_local_bwd_output(mb_index))
 
     def set_local_bwd_input(
         self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int

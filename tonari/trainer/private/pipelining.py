@@ -25,6 +25,7 @@ class StageOfAnything(PipelineStage):
     """A stage that takes inputs in any layout, and of any type, with or without a gradient."""
 
     if TORCH < (2, 12):
+        inputs_meta: tuple[Tensor, ...]
 
         def _validate_fwd_input(self, args: Any, kwargs: Any) -> None:
             """Leave it out: whoever makes a stage describes what it makes."""
@@ -32,17 +33,18 @@ class StageOfAnything(PipelineStage):
         def _prepare_forward_infra(self, *given: Any, **named: Any) -> Any:
             """Make what is received into, with a gradient where one is described."""
             trains, self.has_backward = self.has_backward, False
-            try:
-                return super()._prepare_forward_infra(*given, **named)  # type: ignore[no-untyped-call]
-            finally:
-                self.has_backward = trains
-                for infos in () if self.is_first else self.args_recv_info.values():
+            made = super()._prepare_forward_infra(*given, **named)
+            self.has_backward = trains
+            if not self.is_first:
+                infos: Any
+                for infos in self.args_recv_info.values():
                     for info, shape in zip(infos, self.inputs_meta, strict=True):
                         info.buffer.requires_grad_(shape.requires_grad)
+            return made
 
         def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
             """Get to know the neighbours, but for the own rank, to which gloo sends nothing."""
-            known: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()  # type: ignore[no-untyped-call]
+            known: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()
             return [its for its in known if its.group_peer != self.group_rank]
 
         def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
@@ -61,7 +63,7 @@ class StageOfAnything(PipelineStage):
                 infos = self.args_recv_info[bwd_chunk_id]
                 self.bwd_cache[bwd_chunk_id] = _filled(self.bwd_cache[bwd_chunk_id], infos)
                 self.grad_send_info = [info.source if _is_sent(info) else None for info in infos]
-            return super().get_bwd_send_ops(bwd_chunk_id)  # type: ignore[no-untyped-call]
+            return super().get_bwd_send_ops(bwd_chunk_id)
 
         def get_local_bwd_output(self, mb_index: int) -> Any:
             """Give gradients to the stage before, on the same rank, zeros where there are none."""
@@ -100,8 +102,8 @@ def goes_back_twice(
         return True
     if not all(each.requires_grad for each in (*outputs, *inputs)):
         return False
-    edges = [get_gradient_edge(each)[:2] for each in outputs]
-    edges += [edge for node in joins for user in users[node] for edge in user.next_functions]
+    edges = [edge for node in joins for user in users[node] for edge in user.next_functions]
+    edges += [get_gradient_edge(each)[:2] for each in outputs]
     return all(get_gradient_edge(each).node in users for each in inputs) and all(
         number == 0 for node, number in edges if node in joins
     )
