@@ -90,7 +90,7 @@ old: ## Run the part of test-old that CI runs, on 3 GB that it downloads (OLD=0:
 	else echo "make: left out: the tests on the oldest versions" >&2; fi
 
 # Both ends of the range in tonari/trainer/torch_range.py. What needs torchvision is skipped.
-trainer-old: TORCH := 2.13.0
+trainer-old: TORCH := 2.11.0
 trainer-new: TORCH := 2.15.0
 trainer-old: ## Run the trainer's tests on the oldest torch that it takes
 trainer-new: ## Run the trainer's tests on the newest torch that it takes

@@ -14,7 +14,7 @@ from tonari.trainer.torch_range import RANGE, TorchVersionError, check_torch
 
 PROJECT = toml.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 NOTICE = (
-    r"trainer: found torch 2.4.0\+cu121, expected torch>=2.13,<2.16, .*; "
+    r"trainer: found torch 2.4.0\+cu121, expected torch>=2.11,<2.16, .*; "
     r"run `pip install 'tonari\[trainer\]'`, or use dataio"
 )
 
@@ -30,13 +30,13 @@ def old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "version",
-    ["2.13.0", "2.13.1+cpu", "2.14.0a0+gitfe42b", "2.15.0a0+50eac811a6.nv26.09"],
+    ["2.11.0+cu130", "2.12.1", "2.13.1+cpu", "2.14.0a0+gitfe42b", "2.15.0a0+50eac811a6.nv26.09"],
 )
 def test_any_build_within_the_range_is_taken(version: str) -> None:
     check_torch(version)
 
 
-@pytest.mark.parametrize("version", ["2.4.0+cu121", "2.12.1", "2.16.0", "3.0.0", "1.13.1", "main"])
+@pytest.mark.parametrize("version", ["2.4.0+cu121", "2.10.1", "2.16.0", "3.0.0", "1.13.1", "main"])
 def test_any_other_is_refused(version: str) -> None:
     with pytest.raises(TorchVersionError, match=re.escape(f"found torch {version}, expected")):
         check_torch(version)
@@ -66,7 +66,7 @@ def test_a_command_that_trains_prints_it_and_nothing_else(
 def test_the_doctor_names_the_range_and_the_cure() -> None:
     finding = checks.check_trainer()
     assert finding.verdict == "look"
-    assert "expected torch>=2.13,<2.16" in finding.found
+    assert "expected torch>=2.11,<2.16" in finding.found
     assert finding.cure.startswith("run `pip install 'tonari[trainer]'`")
 
 

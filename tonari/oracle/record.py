@@ -19,6 +19,7 @@ from typing_extensions import Self
 
 from tonari.trainer.models.absent import Absent
 from tonari.trainer.private.dispatch import TorchDispatchMode, schema_of
+from tonari.trainer.private.fakes import shapes_found_unseen
 from tonari.trainer.private.messages import groups_of, waits_replaced
 from tonari.trainer.private.storages import resize_replaced, storage_id
 from tonari.trainer.private.trees import tree_leaves
@@ -238,7 +239,7 @@ class Recorder(Watcher):  # type: ignore[no-untyped-call]
 
             return resize_
 
-        return [*super().patches(), resize_replaced(watched)]
+        return [*super().patches(), resize_replaced(watched), shapes_found_unseen()]
 
     def mark(self) -> None:
         """Begin a new list of events, and a new peak from what is there."""

@@ -7,7 +7,7 @@ import re
 
 import torch
 
-OLDEST = (2, 13)
+OLDEST = (2, 11)
 ABOVE_NEWEST = (2, 16)
 """The first version that nobody has run the trainer's tests on."""
 RANGE = f">={OLDEST[0]}.{OLDEST[1]},<{ABOVE_NEWEST[0]}.{ABOVE_NEWEST[1]}"

@@ -1,7 +1,7 @@
 """A stage's backward pass in two parts gives each weight the gradient of one pass."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -38,7 +38,20 @@ STAGES: dict[str, Forward] = {
     "a weight itself beside": lambda its, x: (x @ its.w, its.p),
     "some unused": lambda its, x: x @ its.w,
     "output that was handed on": lambda its, x: (x * 1, x @ its.w),
+    "several values of one operation": lambda its, x: cast(Any, _ProductAndSum).apply(x, its.p),
 }
+
+
+class _ProductAndSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, weight)
+        return x * weight, x + weight
+
+    @staticmethod
+    def backward(ctx: Any, product: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return product * weight + total, (product * x + total).sum(0)
 
 
 def _normalised_twice(weight: Tensor, between: Tensor, x: Tensor) -> Tensor:

@@ -230,20 +230,22 @@ def test_what_cannot_be_divided_is_refused(tmp_path: Path, override: str, messag
     ],
     ids=["replicas", "shards", "every axis"],
 )
-def test_a_dry_run_of_65536_ranks_does_as_much_as_one_of_2048_and_takes_under_500_MB(
+def test_a_dry_run_of_65536_ranks_does_as_much_as_one_of_2048_and_takes_under_260_MB_more(
     tmp_path: Path, mesh: tuple[str, ...]
 ) -> None:
     (tmp_path / "run.toml").write_text(
         GPT.replace("depth = 4", "depth = 32").replace("heads = 4", "heads = 8")
     )
-    # Not ru_maxrss: it begins with what the process that started this one held.
+    # Not ru_maxrss: it begins with what the process that started this one held. More than torch
+    # takes when it is imported: a build for GPUs takes over twice as much.
     code = (
-        "import cProfile, pstats, re, sys\n"
+        "import cProfile, pstats, re, sys, torch\n"
         "from tonari.train.command import main\n"
-        "profile = cProfile.Profile()\n"
+        "def peak():\n"
+        "    return int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
+        "profile, loaded = cProfile.Profile(), peak()\n"
         "profile.runcall(main, sys.argv[1:])\n"
-        "(peak,) = re.findall(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())\n"
-        "print(pstats.Stats(profile).total_calls, peak, file=sys.stderr)"
+        "print(pstats.Stats(profile).total_calls, peak() - loaded, file=sys.stderr)"
     )
     calls = {}
     for world in (2048, 65536):
@@ -257,7 +259,7 @@ def test_a_dry_run_of_65536_ranks_does_as_much_as_one_of_2048_and_takes_under_50
         )  # fmt: skip
         assert f"on {world // 8} nodes" in ended.stdout
         calls[world], kilobytes = map(int, ended.stderr.split()[-2:])
-        assert kilobytes < 500e6 / 1024
+        assert kilobytes < 260e6 / 1024
     assert calls[65536] < 1.5 * calls[2048]
 
 

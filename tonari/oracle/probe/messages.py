@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dataio.world import World
+from tonari.trainer.private.messages import all_gather, reduce_scatter
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 """The last one needs two ranks."""
@@ -246,8 +247,8 @@ def make_message(
     first = dist.get_process_group_ranks(group)[0]
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(whole, group=group),
-        "all_gather": lambda: dist.all_gather_single(whole, part, group=group),
-        "reduce_scatter": lambda: dist.reduce_scatter_single(part, whole, group=group),
+        "all_gather": lambda: all_gather(whole, part, group=group),
+        "reduce_scatter": lambda: reduce_scatter(part, whole, group=group),
         "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole, group=group),
         "broadcast": lambda: dist.broadcast(whole, first, group=group),
         "send": lambda: _pass_on(whole, group),

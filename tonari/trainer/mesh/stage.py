@@ -1,25 +1,26 @@
 """A stage of a pipeline, as torch's schedules pass microbatches through it."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
-from torch.distributed.pipelining import PipelineStage
 
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.randomness import Randomness
 from tonari.trainer.mesh.writable import writable
 from tonari.trainer.models.given import Inputs
 from tonari.trainer.models.trace import leaves
+from tonari.trainer.private.messages import all_gather
+from tonari.trainer.private.pipelining import StageOfAnything, goes_back_twice
 
 MOST_APART = 0.05
 """Of the largest value: more than rounding in bfloat16 makes of what is the same."""
 
 
-class Stage(PipelineStage):
+class Stage(StageOfAnything):
     """A stage that averages its gradients over the replicas only when ``syncs``.
 
     Args:
@@ -109,8 +110,7 @@ class Stage(PipelineStage):
         """Hand the input's gradient to the stage before, on the same rank."""
         if not self.has_backward:
             return ()
-        gradients = super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]
-        return cast(tuple[Tensor | None, ...], gradients)
+        return cast(tuple[Tensor | None, ...], super().get_local_bwd_output(mb_index))
 
     def set_local_bwd_input(
         self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int
@@ -121,7 +121,7 @@ class Stage(PipelineStage):
 
 
 def can_go_back_twice(
-    outputs: Iterable[Tensor], inputs: Iterable[Tensor], weights: Iterable[Tensor]
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], weights: Iterable[Tensor]
 ) -> bool:
     """Say whether torch can go back over a stage in two parts: for its inputs, then its weights.
 
@@ -133,12 +133,17 @@ def can_go_back_twice(
     users = _users(ends)
     carried = _reached((_node(each) for each in inputs if each.requires_grad), users)
 
+    joins: set[Node] = set()
+
     def meets_once(weight: Node) -> bool:
         reached = _reached([weight], users, before=carried)
         met = {user for node in reached for user in users[node] if user in carried}
+        joins.update(met)
         return not reached or (len(met) == 1 and not reached & ends)
 
-    return all(meets_once(_node(weight)) for weight in weights if weight.requires_grad)
+    return all(
+        meets_once(_node(weight)) for weight in weights if weight.requires_grad
+    ) and goes_back_twice(outputs, inputs, users, joins)
 
 
 def _node(value: Tensor) -> Node:
@@ -216,7 +221,7 @@ def _cut(value: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def _join(part: Tensor, shape: torch.Size, group: dist.ProcessGroup) -> Tensor:
     whole = part.new_empty(shape)
-    dist.all_gather_single(whole.view(-1), part.contiguous(), group=group)
+    all_gather(whole.view(-1), part.contiguous(), group=group)
     return whole
 
 

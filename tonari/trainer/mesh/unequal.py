@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from tonari.trainer.private.autograd import in_backward
 from tonari.trainer.private.modules import parameters_of
-from tonari.trainer.private.sharding import begin_unused, end_unused
+from tonari.trainer.private.sharding import begin_unused, end_unused, reduce_unused
 from tonari.trainer.private.trees import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 SHARING = ("dp_replicate", "dp_shard", "cp")
@@ -61,7 +61,7 @@ class Unequal:
             for name, parameter in parameters_of(module).items()
             if parameter in numbers
         ]
-        part.set_reduce_scatter_unused_params(True)
+        reduce_unused(part)
         part.register_forward_pre_hook(self._begin)
         part.register_forward_hook(self._end, prepend=True)
         for number, block in enumerate(self._blocks):

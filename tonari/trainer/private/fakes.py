@@ -2,20 +2,26 @@
 
 Why: `--dry-run`, `tonari plan` and the cut of a model into stages run the trainer's own step on
 nothing. Public instead: the ``meta`` device is one, but it forgets on which device a tensor would
-lie; for process groups there is none.
+lie; for process groups there is none. A trace of a step has what is computed: torch finds out
+shapes of a `DTensor` on tensors without data, at each call of some operators.
 """
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+from unittest import mock
 
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _foreach_utils
 
+from tonari.trainer.private.dispatch import disable_current_modes
+
 __all__ = [
     "LOGGER", "FakeStore", "FakeTensor", "FakeTensorMode", "norms_taken_together",
-    "unset_fake_temporarily",
+    "shapes_found_unseen", "unset_fake_temporarily",
 ]  # fmt: skip
 
 LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
@@ -31,3 +37,15 @@ def norms_taken_together() -> Iterator[None]:
         yield
     finally:
         together.remove(FakeTensor)
+
+
+def shapes_found_unseen() -> Any:
+    """Make what hides from modes the whole tensors by which a `DTensor` finds a result's shape."""
+    name = "_propagate_tensor_meta_non_cached"
+    find = getattr(ShardingPropagator, name)
+
+    def unseen(*given: Any) -> Any:
+        with disable_current_modes():
+            return find(*given)
+
+    return mock.patch.object(ShardingPropagator, name, unseen)

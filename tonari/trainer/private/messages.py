@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
+import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
 from torch import ScriptObject
 from torch._C._distributed_c10d import (
@@ -26,9 +27,15 @@ from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 __all__ = [
-    "AsyncCollectiveTensor", "HashStore", "Store", "TCPStore",
-    "functional_collectives", "groups_of", "limit_waits_of_groups", "waits_replaced",
+    "AsyncCollectiveTensor", "HashStore", "Store", "TCPStore", "all_gather",
+    "functional_collectives", "groups_of", "limit_waits_of_groups", "reduce_scatter",
+    "waits_replaced",
 ]  # fmt: skip
+
+
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""Gather parts into one tensor, and add up and cut one: by the names of torch 2.13, or before."""
 
 
 def limit_waits_of_groups(limit: timedelta) -> None:

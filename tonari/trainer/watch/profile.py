@@ -26,7 +26,8 @@ class StepTrace:
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        self._profile = profile(activities=activities) if steps else None
+        # All events: torch before 2.13 warns that it keeps those of one cycle, where there is one.
+        self._profile = profile(activities=activities, acc_events=True) if steps else None
         self._step = 0
         self._running = False
 
