@@ -239,7 +239,7 @@ class Recorder(Watcher):  # type: ignore[no-untyped-call]
 
             return resize_
 
-        return [*super().patches(), resize_replaced(watched), shapes_found_unseen()]
+        return [*super().patches(), resize_replaced(watched), *shapes_found_unseen()]
 
     def mark(self) -> None:
         """Begin a new list of events, and a new peak from what is there."""

@@ -18,6 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _foreach_utils
 
 from tonari.trainer.private.dispatch import disable_current_modes
+from tonari.trainer.private.pipelining import TORCH
 
 __all__ = [
     "LOGGER", "FakeStore", "FakeTensor", "FakeTensorMode", "norms_taken_together",
@@ -39,8 +40,13 @@ def norms_taken_together() -> Iterator[None]:
         together.remove(FakeTensor)
 
 
-def shapes_found_unseen() -> Any:
-    """Make what hides from modes the whole tensors by which a `DTensor` finds a result's shape."""
+def shapes_found_unseen() -> list[Any]:
+    """Make patches that hide from modes how a `DTensor` finds the whole shape of a result.
+
+    Torch 2.13 and later do so once for each operator.
+    """
+    if TORCH >= (2, 13):
+        return []
     name = "_propagate_tensor_meta_non_cached"
     find = getattr(ShardingPropagator, name)
 
@@ -48,4 +54,4 @@ def shapes_found_unseen() -> Any:
         with disable_current_modes():
             return find(*given)
 
-    return mock.patch.object(ShardingPropagator, name, unseen)
+    return [mock.patch.object(ShardingPropagator, name, unseen)]
