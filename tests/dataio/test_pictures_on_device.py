@@ -164,7 +164,7 @@ def test_a_broken_sample_is_named_or_skipped_as_on_the_host(tmp_path, decoder):
     [
         ({}, "delivers to device=None, expected a GPU; give Loader"),
         ({"device": "cpu"}, "delivers to device=cpu, expected a GPU; give Loader"),
-        ({"device": "cuda"}, "sees no GPU here; run it where"),
+        ({"device": "cuda"}, "sees no GPU here; give "cpu", or look"),
         ({"transform": lambda sample, rng: sample}, "device\" and transform exclude one another"),
         ({"collate": list}, "device\" and collate exclude one another"),
         ({"batch_transform": lambda batch, rng: batch}, "and batch_transform exclude one another"),
