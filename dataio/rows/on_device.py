@@ -68,11 +68,6 @@ def find_decoder(device: torch.device | None) -> Callable[[], DeviceDecoder]:
             f'decode="device", and the loader delivers to device={device}, expected a GPU; give '
             'Loader(device="cuda"), or decode="host"'
         )
-    if not torch.cuda.is_available():
-        raise ValueError(
-            f'decode="device", and torch {torch.__version__} sees no GPU here; run it where there '
-            'is one, or give decode="host"'
-        )
     try:
         is_installed = importlib.util.find_spec(PACKAGE) is not None
     except ModuleNotFoundError:
