@@ -51,11 +51,11 @@ demo: $(STAMP) ## Train the same model three ways and compare (ARGS="--help" for
 
 test: TAKEN := (smoke or not (thorough or multirank)) and not (nightly or slow or lab)
 # What is not marked thorough but took long when durations were stored last: left to test-ci too.
-test: QUICKER := --quicker-than 5
+test: QUICKER := --quicker-than 3
 test-ci: TAKEN := not (nightly or slow or lab)
 test-all: TAKEN := not (slow or lab)
 
-test: ## Run the tests that are quick, in 6 minutes (ARGS="-k name" for some)
+test: ## Run the tests that are quick, in 5 minutes (ARGS="-k name" for some)
 test-ci: ## Run the tests of CI, which hold every guarantee, in half an hour
 test-all: ## Run all tests, with more cases, meshes and kills of each guarantee: for every release
 
