@@ -10,6 +10,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dataio import Field, Source, SourceError, open_source
+from dataio.rows.encoding import NPY_LOCK
 from dataio.rows.rows import Rows
 from dataio.source.base import check_ids
 from dataio.source.row_block import RowBlock
@@ -121,14 +122,15 @@ class GeneratedFiles:
 
 def _open_npz(path: str) -> tuple[Callable[[int], Record], int]:
     data = Path(path).read_bytes()
-    with np.load(BytesIO(data)) as file:
+    with NPY_LOCK, np.load(BytesIO(data)) as file:
         values = file["x"]
     return lambda sample: values[..., sample], len(data)
 
 
 def _open_npy(path: str) -> tuple[Callable[[int], Record], int]:
     data = Path(path).read_bytes()
-    values = np.load(BytesIO(data))
+    with NPY_LOCK:
+        values = np.load(BytesIO(data))
     return lambda sample: values[..., sample], len(data)
 
 
