@@ -54,7 +54,7 @@ def check_report(
             )
     num_rows = batch["slot"].shape[0]
     for name, value in values.items():
-        if value is not None and tuple(value.shape) != (num_rows,):
+        if value is not None and value.shape != (num_rows,):
             raise ValueError(
                 f"report: {name} has shape {tuple(value.shape)}, expected ({num_rows},), one "
                 "value a row; "

@@ -188,7 +188,7 @@ class ReplicaLoader:
         """
         if self._loader is None or self._receiver is not None:
             check_report(batch, {"loss": loss, "correct": correct, "confidence": confidence})
-        scores = Scores(loss.detach(), correct, confidence)
+        scores = Scores(loss.detach() if loss.requires_grad else loss, correct, confidence)
         if self._sender is not None:
             self._sender.send(batch["slot"], scores)
         if self._loader is not None and self._receiver is None:

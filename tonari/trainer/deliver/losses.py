@@ -31,7 +31,8 @@ class MeanLoss:
         return mean
 
     def _add_up(self) -> None:
-        for weighted in self._weighted:
-            self._sum = self._sum.to(weighted.device) + weighted.mean()
+        if self._weighted:
+            means = torch.stack(self._weighted).double().mean(dim=1)
+            self._sum = self._sum.to(means.device) + means.sum()
         self._num_batches += len(self._weighted)
         self._weighted.clear()

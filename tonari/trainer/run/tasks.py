@@ -210,7 +210,7 @@ def judge(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _precise(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits if logits.dtype.itemsize >= 4 else logits.float()
 
 
 def _largest(logits: DTensor) -> tuple[Tensor, Tensor]:
