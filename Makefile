@@ -14,7 +14,7 @@ OLD_TESTS := tests/dataio tests/shuffle tests/importance tests/faults \
   --deselect=tests/faults/test_bad_input.py::test_launchers_that_disagree_are_refused # of the trainer too
 TRAINER_TESTS := tests/trainer
 # The part of it that CI runs: what calls NumPy, Arrow and torch most.
-OLD_IN_CI := tests/dataio/source tests/dataio/plan tests/dataio/rows tests/shuffle tests/importance
+OLD_IN_CI := tests/dataio/job tests/dataio/source tests/dataio/plan tests/dataio/rows tests/shuffle tests/importance
 # 0: `make check` leaves it out; 1: a set that cannot be installed is an error; auto: it is reported.
 OLD ?= auto
 # Tests and the demo start ranks by the mpiexec that lies in there.
