@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from dataio.job.watchdog import Watchdog
     from dataio.loader import Loader
     from dataio.mixture import Mixture
-    from dataio.rows.samples import AsList
+    from dataio.rows.samples import AsList, Tuples
 
 __all__ = [
     "Array",
@@ -112,6 +112,7 @@ __all__ = [
     "Throttle",
     "Tokens",
     "TransformedSource",
+    "Tuples",
     "Watchdog",
     "WorkerError",
     "Workers",
@@ -130,6 +131,7 @@ _NEED_TORCH = {
     "Job": f"{__name__}.job.launch",
     "Loader": f"{__name__}.loader",
     "Mixture": f"{__name__}.mixture",
+    "Tuples": f"{__name__}.rows.samples",
     "Watchdog": f"{__name__}.job.watchdog",
     "join": f"{__name__}.job.launch",
 }
