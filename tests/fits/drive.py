@@ -13,6 +13,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import dataio
 from dataio import Reports, Workers
 from dataio.loader import Loader
+from tests import torchvision_v2
+
+if importlib.util.find_spec("torchvision"):
+    torchvision_v2.import_or_skip()  # which Lightning imports, and timm
 
 EXAMPLES = {
     "lightning": "examples.lightning_fit",
@@ -110,7 +114,7 @@ def run_lightning(example, shards, saved, resume, ranks):
         strategy="ddp" if ranks > 1 else "auto",
     )  # fmt: skip
     model = example.Classifier()
-    trainer.fit(model, datamodule=example.Blobs(shards, saved), ckpt_path=resume)
+    trainer.fit(model, datamodule=example.make_data(shards, saved), ckpt_path=resume)
     return float(trainer.callback_metrics["accuracy"]), model.network
 
 
@@ -130,10 +134,8 @@ def run_transformers(example, shards, saved, resume, ranks):
     trainer = example.make_trainer(
         shards, saved, EPOCHS, save_strategy="steps", save_steps=1, lr_scheduler_type="constant"
     )
-    with trainer.loader as loader:
-        if resume:
-            loader.restore(resume / "loader")
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    with trainer.loader:
+        trainer.train(resume_from_checkpoint=resume)
         measured = trainer.evaluate()
     assert measured["eval_rows"] == 50
     return measured["eval_accuracy"], trainer.model
