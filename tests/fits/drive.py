@@ -1,6 +1,8 @@
 """Run an example's parts under its framework, and write down all that its loader gave and heard."""
 
 import importlib
+import os
+import signal
 from collections import defaultdict
 from contextlib import contextmanager
 from typing import ClassVar
@@ -22,6 +24,7 @@ EXAMPLES = {
     "lightning": "examples.lightning_fit",
     "accelerate": "examples.accelerate_loop",
     "transformers": "examples.hf_trainer",
+    "timm": "examples.timm_train",
 }
 EPOCHS = 5
 
@@ -32,9 +35,11 @@ class Heard(Loader):
     ``given`` holds [epoch, sample ids] of each training batch; ``reported`` [epoch, sample ids,
     losses] of each report, refresh included; ``saves`` how many reports came before each save, by
     the number of training batches before it; ``factors`` each epoch's ``lr_factor``.
+    In the batch after ``killed_after`` its process is killed.
     """
 
     made: ClassVar[list[Loader]] = []
+    killed_after: ClassVar[int | None] = None
 
     def __init__(self, *args, **options):
         super().__init__(
@@ -45,6 +50,8 @@ class Heard(Loader):
 
     def __iter__(self):
         for batch in super().__iter__():
+            if len(self.given) == self.killed_after:
+                os.kill(os.getpid(), signal.SIGKILL)
             self.given.append([self.epoch, batch["sample_id"][batch["slot"] >= 0].tolist()])
             self.factors[self.epoch] = self.lr_factor
             yield batch
@@ -141,8 +148,22 @@ def run_transformers(example, shards, saved, resume, ranks):
     return measured["eval_accuracy"], trainer.model
 
 
+def run_timm(example, pictures, saved, resume, ranks):
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, stride=4), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(2),
+        torch.nn.Flatten(), torch.nn.Linear(32, 4),
+    ).to(memory_format=torch.channels_last)  # fmt: skip
+    losses, right = example.fit(
+        pictures, saved, network, torch.device("cpu"), epochs=3, size=64, batch_size=8, classes=4,
+        erasing=0.0, resume=resume,  # timm erases by a generator that it does not save
+    )  # fmt: skip
+    Heard.made[-1].reported = losses
+    return right.avg, network
+
+
 RUNS = {
     "lightning": run_lightning, "accelerate": run_accelerate, "transformers": run_transformers,
+    "timm": run_timm,
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """timm: what its `create_loader` makes, fed by Tonari; transforms and mixup stay timm's own."""
 
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +20,9 @@ class Transform:
     transform: Callable[[Image.Image], Any]
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> dict[str, Any]:
-        """Transform a picture; timm draws by generators that the loader has seeded."""
-        pixels = np.moveaxis(np.asarray(sample["image"]), 0, -1)
-        return {"image": self.transform(Image.fromarray(pixels)), "label": sample["label"]}
+        """Decode a picture and transform it; timm draws by generators that the loader seeds."""
+        picture = Image.open(io.BytesIO(bytes(sample["image"]))).convert("RGB")
+        return {"image": self.transform(picture), "label": sample["label"]}
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def feed(
     """
     of_torch = getattr(loader, "loader", loader)
     made: dict[str, Any] = {
-        "fields": {"image": dataio.Image(image, channels=3), "label": dataio.Int(label)},
+        "fields": {"image": dataio.Bytes(image), "label": dataio.Int(label)},
         "transform": Transform(of_torch.dataset.transform),
         "collate": Collate(of_torch.collate_fn),
     }
