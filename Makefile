@@ -8,13 +8,15 @@ STAMP := $(VENV)/.installed
 OLD_VENV := .venv-old
 OLD_STAMP := $(OLD_VENV)/.installed
 OLD_PYTHON ?= $(shell python3.10 -c "import sys; print(sys.executable)" 2>/dev/null || echo $(PYTHON))
-OLD_TESTS := tests/dataio tests/shuffle tests/importance tests/faults \
+# The README's loop, the tutorial's, that of the example and of `tonari init`.
+LOOPS := tests/docs/test_readme.py tests/docs/test_loops.py
+OLD_TESTS := tests/dataio tests/shuffle tests/importance tests/faults $(LOOPS) \
   --ignore=tests/faults/test_kill.py --ignore=tests/faults/test_run_faults.py \
   --deselect=tests/faults/test_bad_input.py::test_wrong_settings_are_refused \
   --deselect=tests/faults/test_bad_input.py::test_launchers_that_disagree_are_refused # of the trainer too
 TRAINER_TESTS := tests/trainer
 # The part of it that CI runs: what calls NumPy, Arrow and torch most.
-OLD_IN_CI := tests/dataio/source tests/dataio/plan tests/dataio/rows tests/shuffle tests/importance
+OLD_IN_CI := $(LOOPS) tests/dataio/job tests/dataio/source tests/dataio/plan tests/dataio/rows tests/shuffle tests/importance
 # 0: `make check` leaves it out; 1: a set that cannot be installed is an error; auto: it is reported.
 OLD ?= auto
 # Tests and the demo start ranks by the mpiexec that lies in there.

@@ -1,7 +1,7 @@
 """Samples: from the source to a batch. See docs/architecture.md.
 
-Only `Loader` and `Mixture` need torch; they are imported when first asked for, so that tools and
-tests of the parts below them start at once.
+What needs torch, such as `Loader` and `join`, is imported when first asked for, so that tools and
+tests of the parts below start at once.
 """
 
 from importlib import import_module
@@ -54,9 +54,11 @@ from dataio.source import (
 from dataio.world import World, discover_world
 
 if TYPE_CHECKING:
+    from dataio.job.launch import Job, join
+    from dataio.job.watchdog import Watchdog
     from dataio.loader import Loader
     from dataio.mixture import Mixture
-    from dataio.rows.samples import AsList
+    from dataio.rows.samples import AsList, Tuples
 
 __all__ = [
     "Array",
@@ -79,6 +81,7 @@ __all__ = [
     "ImageSize",
     "Importance",
     "Int",
+    "Job",
     "Loader",
     "Mask",
     "Mixture",
@@ -109,11 +112,14 @@ __all__ = [
     "Throttle",
     "Tokens",
     "TransformedSource",
+    "Tuples",
+    "Watchdog",
     "WorkerError",
     "Workers",
     "World",
     "WorldError",
     "discover_world",
+    "join",
     "open_source",
     "write_index",
     "write_prometheus",
@@ -122,8 +128,12 @@ __all__ = [
 
 _NEED_TORCH = {
     "AsList": f"{__name__}.rows.samples",
+    "Job": f"{__name__}.job.launch",
     "Loader": f"{__name__}.loader",
     "Mixture": f"{__name__}.mixture",
+    "Tuples": f"{__name__}.rows.samples",
+    "Watchdog": f"{__name__}.job.watchdog",
+    "join": f"{__name__}.job.launch",
 }
 
 

@@ -103,7 +103,9 @@ class Arguments:
         return is_named(os.fspath(self.cache.path))
 
 
-def find_device(device: torch.device | str | int | None) -> torch.device | None:
+def find_device(
+    device: torch.device | str | int | None, *, where: str = "Loader"
+) -> torch.device | None:
     """Find the device that was named.
 
     Raises:
@@ -113,13 +115,13 @@ def find_device(device: torch.device | str | int | None) -> torch.device | None:
         found = torch.device(device) if device is not None else None
     except RuntimeError as error:
         raise ValueError(
-            f"Loader: device is {device!r}, expected one that torch knows ({error}); give for "
+            f"{where}: device is {device!r}, expected one that torch knows ({error}); give for "
             'example "cuda:0" or "cpu"'
         ) from error
     if found is not None and found.type == "cuda" and not torch.cuda.is_available():
         build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
         raise ValueError(
-            f"Loader: device is {device!r}, but torch {torch.__version__}, {build}, sees no GPU "
+            f"{where}: device is {device!r}, but torch {torch.__version__}, {build}, sees no GPU "
             'here; give "cpu", or look at nvidia-smi, CUDA_VISIBLE_DEVICES and the build of torch'
         )
     return found

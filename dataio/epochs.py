@@ -110,7 +110,7 @@ class Conductor:
         return self.run.step >= running.plan.order.steps
 
     def progress(self, num_steps: int) -> float:
-        """Compute how much of the run is done, in [0, 1]. Collective before the first batch.
+        """Compute how much of the run is done, in [0, 1].
 
         Args:
             num_steps: Of the running epoch.
@@ -124,7 +124,6 @@ class Conductor:
                 f"Loader.progress: at epoch {run.epoch} the number of epochs is not known; "
                 f"iterate with `for epoch in loader.epochs(n)`, or count epochs yourself"
             )
-        run.ensure_running()
         position = run.position
         done, step_rows = position.ended_rows, position.running.step_rows
         done, whole = done + run.step * step_rows, done + num_steps * step_rows

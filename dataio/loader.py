@@ -5,7 +5,9 @@ begin an epoch, `set_epoch`, `save`, `restore`, `evaluation` and `close`. Nothin
 other ranks, but for the exchange's own messages.
 """
 
+import dis
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -186,8 +188,7 @@ class Loader:
         """How much of the run is done, in [0, 1], the same on every rank.
 
         What a schedule by steps needs, as epochs get shorter: the epochs behind, and of this one
-        the batches delivered, the one in hand included, over all that it has. Collective before the
-        first batch.
+        the batches delivered, the one in hand included, over all that it has.
 
         Raises:
             StateError: If nobody said how many epochs the run has.
@@ -245,8 +246,25 @@ class Loader:
         Raises:
             StateError: If it is the second whole loop in one epoch of `epochs`; or from ``next``,
                 if another loop has begun since: all loops over a loader share its place.
+            TypeError: If the loop takes each batch apart, as ``for image, label in loader`` does.
         """
+        # Python's own words would be "too many values to unpack", of the dict's names.
+        loop = sys._getframe(1)
+        calls = [
+            each.opname for each in dis.get_instructions(loop.f_code) if each.offset >= loop.f_lasti
+        ]
+        if calls[:3:2] == ["GET_ITER", "UNPACK_SEQUENCE"]:
+            self._check_collated()
         return self._epochs.batches()
+
+    def _check_collated(self) -> None:
+        if self._session.arguments.collate is None:
+            names = [*self.fields]
+            raise TypeError(
+                "Loader: this loop takes each batch apart, but a batch is a dict; write `for batch "
+                f"in loader` and batch[{names[0]!r}], or `for {', '.join(names)} in "
+                f"dataio.Tuples(loader, {str(names)[1:-1]})`"
+            )
 
     @checked_call
     def skip(self, num_batches: int) -> None:

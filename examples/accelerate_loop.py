@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy
 import dataio
 import importance
 import shuffle
+from tonari.frameworks.accelerate import save_with
 
 
 def make_loader(shards: Path, accelerator: Accelerator, batch_size: int = 16) -> dataio.Loader:
@@ -42,6 +43,7 @@ class Training:
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
         # Without the loader: it has dealt the rows out to the ranks already.
         self.network, self.optimizer = accelerator.prepare(network, optimizer)
+        save_with(accelerator, loader)
         self.accelerator, self.loader, self.saved = accelerator, loader, saved
         self.steps = 0
 
@@ -83,11 +85,9 @@ class Training:
 
     def save(self) -> None:
         self.accelerator.save_state(str(self.saved / str(self.steps)))
-        self.loader.save(self.saved / str(self.steps) / "loader")
 
     def restore(self, path: Path) -> None:
         self.accelerator.load_state(str(path))
-        self.loader.restore(path / "loader")
         self.steps = int(path.name)
 
 

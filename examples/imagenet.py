@@ -23,7 +23,6 @@ from torch.nn.functional import cross_entropy, one_hot
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import dataio
-from tonari.trainer import join, seeded
 
 CROP, LABEL = dataio.RandomResizedCrop(224), dataio.Int("cls")
 TRAIN: dict[str, dataio.Field] = {"image": dataio.Image("jpg", crop=CROP, flip=0.5), "label": LABEL}
@@ -63,7 +62,8 @@ def forward(model: nn.Module, image: Tensor) -> Tensor:
 
 def train(loader: dataio.Loader, given: argparse.Namespace) -> None:
     val = loader.evaluation(given.val, fields=VAL)
-    network = seeded(partial(make_network, given.classes), seed=0).to(loader.device)
+    torch.manual_seed(0)
+    network = make_network(given.classes).to(loader.device)
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     decay = get_ema_multi_avg_fn(given.ema)  # type: ignore[no-untyped-call]
     average = AveragedModel(network, multi_avg_fn=decay)
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--ema", type=float, default=0.9, help="share of the average that stays")
     given = parser.parse_args()
-    with join() as job, dataio.Loader(
+    with dataio.join() as job, dataio.Loader(
         given.shards, batch_size=given.batch_size, drop_last=True, fields=TRAIN, seed=0,
         batch_transform=partial(mixup, classes=given.classes), device=job.device,
     ) as loader:  # fmt: skip

@@ -1,4 +1,4 @@
-"""Lightning fed by Tonari: a data module drives epochs, refresh, validation and checkpoints.
+"""Lightning fed by Tonari: `tonari.frameworks.lightning` drives epochs, refresh and checkpoints.
 
 python examples/blobs.py blobs
 python examples/lightning_fit.py blobs
@@ -21,77 +21,16 @@ from torch.nn.functional import cross_entropy
 import dataio
 import importance
 import shuffle
+from tonari.frameworks.lightning import DataModule
 
 
-class Epoch:
-    """The running epoch's batches: an iterable with a length, as Lightning wants one.
-
-    Lightning saves and restores a dataloader's own state, but only in the middle of an epoch and
-    without scores; `Blobs` does it whole. That there is such a state stops Lightning's warning.
-    """
-
-    def __init__(self, loader: dataio.Loader) -> None:
-        self.loader = loader
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self.loader)
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-
-class Blobs(lightning.LightningDataModule):
-    """Lightning calls these hooks on every rank, so all that is collective may happen in them."""
-
-    loader: dataio.Loader
-
-    def __init__(self, shards: Path, saved: Path, batch_size: int = 16) -> None:
-        super().__init__()
-        self.shards, self.saved, self.batch_size = shards, saved, batch_size
-
-    def setup(self, stage: str) -> None:
-        # Not earlier: here Lightning has made the process group that says who is who.
-        self.loader = dataio.Loader(
-            f"{self.shards}/train-{{000000..000001}}.tar", batch_size=self.batch_size, seed=0,
-            fields={"point": dataio.Array("bin", (8,), "float32"), "label": dataio.Int("cls")},
-            shuffle=shuffle.Partial(exchange=0.1), importance=importance.Kakurenbo(0.3),
-            device=self.trainer.strategy.root_device,
-        )  # fmt: skip
-        self.evaluation = self.loader.evaluation(f"{self.shards}/val/val-{{000000..000000}}.tar")
-        self.turns = self.loader.epochs(self.trainer.max_epochs)
-        self.begun = False
-
-    def train_dataloader(self) -> Epoch:
-        # Called anew each epoch: hidden rows change its length, which Lightning would keep.
-        if not self.begun:
-            self.begun = next(self.turns, None) is not None
-        while self.begun and self.loader.epoch < self.trainer.current_epoch:
-            # Before the next epoch begins: no checkpoint can fall between this one's end and that.
-            self.trainer.lightning_module.rescore(self.loader.refresh())
-            next(self.turns)
-        return Epoch(self.loader)
-
-    def val_dataloader(self) -> Any:
-        return self.evaluation
-
-    def state_dict(self) -> dict[str, Any]:
-        path = self.saved / f"loader-{self.trainer.global_step}"
-        self.loader.save(path)
-        return {"loader": str(path)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.loader.restore(state["loader"])
-
-    def teardown(self, stage: str) -> None:
-        if self.begun:
-            next(self.turns, None)  # brings the last epoch's figures together
-        self.loader.close()
+def make_data(shards: Path, saved: Path, batch_size: int = 16) -> DataModule:
+    return DataModule(
+        f"{shards}/train-{{000000..000001}}.tar", saved=saved, batch_size=batch_size, seed=0,
+        fields={"point": dataio.Array("bin", (8,), "float32"), "label": dataio.Int("cls")},
+        shuffle=shuffle.Partial(exchange=0.1), importance=importance.Kakurenbo(0.3),
+        val=f"{shards}/val/val-{{000000..000000}}.tar",
+    )  # fmt: skip
 
 
 class Classifier(lightning.LightningModule):
@@ -170,7 +109,8 @@ def main() -> None:
         given.saved, given.epochs, accelerator="cpu", devices=given.devices,
         strategy="ddp" if given.devices > 1 else "auto",
     )  # fmt: skip
-    trainer.fit(Classifier(), datamodule=Blobs(given.shards, given.saved), ckpt_path=given.resume)
+    data = make_data(given.shards, given.saved)
+    trainer.fit(Classifier(), datamodule=data, ckpt_path=given.resume)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,11 @@ from torch.nn.functional import cross_entropy
 import dataio
 import importance
 import shuffle
-from tonari.trainer import SmallCNN, join, seeded
 
 
 def main() -> None:
     given = parse_arguments()
-    with join() as job:
+    with dataio.join() as job:
         fields: dict[str, dataio.Field] = {
             "image": dataio.Image(
                 given.image, resize=dataio.Resize(given.size), channels=given.channels
@@ -37,15 +36,21 @@ def main() -> None:
 
 
 def train(loader: dataio.Loader, given: argparse.Namespace, device: torch.device) -> None:
-    network = seeded(lambda: SmallCNN(given.classes, given.channels, given.size), seed=0)
-    model = nn.parallel.DistributedDataParallel(network.to(device))
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(given.channels, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(), nn.Linear(32 * 16, given.classes),
+    )  # fmt: skip
+    model = nn.parallel.DistributedDataParallel(
+        network.to(device, memory_format=torch.channels_last)  # as pictures are
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for epoch in loader.epochs(given.epochs):
         for group in optimizer.param_groups:
             group["lr"] = 0.05 * loader.lr_factor
         total = torch.zeros((), device=device)
         for batch in loader:
-            logits = model(batch["image"])
+            logits = model(batch["image"].float() / 255)
             loss = cross_entropy(logits, batch["label"], reduction="none")
             mean = (loss * batch["weight"]).mean()
             mean.backward()  # type: ignore[no-untyped-call]
@@ -56,7 +61,7 @@ def train(loader: dataio.Loader, given: argparse.Namespace, device: torch.device
         model.eval()  # new scores change no batch statistics
         with torch.no_grad():
             for batch in loader.refresh():
-                logits = model(batch["image"])
+                logits = model(batch["image"].float() / 255)
                 loss = cross_entropy(logits, batch["label"], reduction="none")
                 loader.report(batch, loss, *importance.outcome(logits, batch["label"]))
         model.train()  # type: ignore[no-untyped-call]

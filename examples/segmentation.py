@@ -10,7 +10,6 @@ goes on after the last epoch that was saved.
 """
 
 import argparse
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import dataio
-from tonari.trainer import join, seeded
 
 # One crop and one flip for both: a sample's fields draw the same numbers.
 CROP, FLIP = dataio.RandomResizedCrop(96, scale=(0.3, 1.0)), 0.5
@@ -62,7 +60,8 @@ class UNet(nn.Module):
 
 def train(loader: dataio.Loader, given: argparse.Namespace) -> None:
     val, classes = loader.evaluation(given.val, fields=VAL), given.classes
-    network = seeded(partial(UNet, classes), seed=0).to(loader.device)
+    torch.manual_seed(0)
+    network = UNet(classes).to(loader.device)
     model = nn.parallel.DistributedDataParallel(network)
     optimizer = torch.optim.Adam(network.parameters(), 0.003)
     parts: list[Any] = [network, optimizer]
@@ -105,7 +104,7 @@ def main() -> None:
     for name, default in (("--epochs", 4), ("--classes", 5), ("--batch-size", 8)):
         parser.add_argument(name, type=int, default=default)
     given = parser.parse_args()
-    with join() as job, dataio.Loader(
+    with dataio.join() as job, dataio.Loader(
         given.shards, batch_size=given.batch_size, drop_last=True, fields=TRAIN, seed=0,
         device=job.device,
     ) as loader:  # fmt: skip

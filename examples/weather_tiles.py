@@ -16,7 +16,6 @@ from torch import nn
 
 import dataio
 import shuffle
-from tonari.trainer import join, seeded
 
 SIZES = {"time": 400, "lat": 96, "lon": 128}
 TILES: dict[str | int, int] = {"time": 2, "lat": 32, "lon": 32}
@@ -36,7 +35,7 @@ def write_weather(path: Path) -> None:
 
 
 def main(directory: Path) -> None:
-    with join() as job:
+    with dataio.join() as job:
         if dist.get_rank() == 0:
             directory.mkdir(parents=True, exist_ok=True)
             write_weather(directory / "weather.nc")
@@ -51,7 +50,8 @@ def main(directory: Path) -> None:
 
 
 def train(loader: dataio.Loader, device: torch.device) -> None:
-    network = seeded(lambda: nn.Conv2d(1, 1, 9, padding=4), seed=0)
+    torch.manual_seed(0)
+    network = nn.Conv2d(1, 1, 9, padding=4)
     model = nn.parallel.DistributedDataParallel(network.to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for epoch in loader.epochs(3):

@@ -64,8 +64,6 @@ KNOWN_ERRORS = frozenset(
         "tonari.bench.errors.BenchError",
         "dataio.base.errors.DataioError",
         "tonari.errors.CommandError",
-        "tonari.trainer.errors.CheckpointError",
-        "tonari.trainer.errors.ConfigError",
         "tonari.trainer.torch_range.TorchVersionError",
     }
 )

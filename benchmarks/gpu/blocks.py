@@ -12,8 +12,8 @@ from functools import partial
 
 from benchmarks.gpu.jobs import compare_steps, make_config, with_text
 from benchmarks.gpu.row import Case, Goal, Setting, Ways
+from dataio.job.launch import join
 from tonari.trainer.run.loop import train
-from tonari.trainer.watch.launch import join
 from tonari.trainer.watch.metrics import Line
 
 QUESTION = "Swapped blocks, offloaded parameters, checkpoints: what they cost"

@@ -24,9 +24,9 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.gpu.jobs import REPEATS, WARM_UP, make_config, photos, small_pictures, take_turns
 from benchmarks.gpu.row import Case, Goal, Setting, Ways
 from benchmarks.studies.trainer_loop import Laps, bare_loop, busy_s, open_loader, ratio
+from dataio.job.launch import join
 from dataio.rows.samples import Batch
 from tonari.trainer.config.config import Config
-from tonari.trainer.watch.launch import join
 
 QUESTION = "JPEG to GPU: images/s, and the share of the time in which the card waits"
 

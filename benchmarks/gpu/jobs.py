@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.gpu.row import Setting
+from dataio.job.launch import Job
 from dataio.rows.samples import Batch
 from tonari.bench.loader.sets import IMAGE_SIDE, NUM_CLASSES, SampleSet, make_set, open_set
 from tonari.oracle.trace import NoReports, make_batch
@@ -24,7 +25,6 @@ from tonari.trainer.run.build import build_parallel
 from tonari.trainer.run.optimizers import build_optimizer
 from tonari.trainer.run.own import Own
 from tonari.trainer.run.step import train_step
-from tonari.trainer.watch.launch import Job
 
 WARM_UP, REPEATS = 2, 5
 """Turns that do not count, and that do."""

@@ -11,13 +11,13 @@ from functools import partial
 
 from benchmarks.gpu.jobs import JobSteps, make_config
 from benchmarks.gpu.row import Case, Goal, Setting, Ways
+from dataio.job.launch import join
 from tonari.oracle import trace_step
 from tonari.oracle.machine import OneNode
 from tonari.oracle.probe.probe import probe
 from tonari.oracle.programs import programs
 from tonari.oracle.simulate import simulate
 from tonari.trainer.run.build import lay_out
-from tonari.trainer.watch.launch import join
 
 QUESTION = "What a plan says of a job on a GPU beside what it takes"
 

@@ -20,7 +20,7 @@ from benchmarks.gpu.jobs import (
 )
 from benchmarks.gpu.row import Case, Goal, Setting, Ways
 from benchmarks.studies import trainer_loop
-from tonari.trainer.watch.launch import join
+from dataio.job.launch import join
 
 QUESTION = "The trainer beside a bare loop, compiled and not; what issuing a step takes"
 

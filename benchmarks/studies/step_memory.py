@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dataio.job.launch import Job, join
 from tonari.bench.errors import BenchError
 from tonari.mpi import mpiexec_command
 from tonari.oracle import trace_step
@@ -36,7 +37,6 @@ from tonari.trainer.run.build import build_parallel
 from tonari.trainer.run.optimizers import build_optimizer
 from tonari.trainer.run.own import Own
 from tonari.trainer.run.step import train_step
-from tonari.trainer.watch.launch import Job, join
 
 STEPS = 4
 TIMEOUT_S = 600

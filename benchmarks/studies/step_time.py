@@ -33,6 +33,7 @@ from scipy.stats import spearmanr
 
 from benchmarks.studies.step_memory import Case, load
 from dataio.base.atomic import write_json
+from dataio.job.launch import join
 from tonari.mpi import mpiexec_command
 from tonari.oracle import Operator, trace_step
 from tonari.oracle.machine import OneNode
@@ -49,7 +50,6 @@ from tonari.trainer.run.build import build_parallel, lay_out
 from tonari.trainer.run.optimizers import build_optimizer
 from tonari.trainer.run.own import Own
 from tonari.trainer.run.step import train_step
-from tonari.trainer.watch.launch import join
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

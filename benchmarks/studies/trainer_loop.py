@@ -36,6 +36,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 import dataio
+from dataio.job.launch import Job, join
 from dataio.rows.samples import Batch
 from tonari.report.machine import describe_machine
 from tonari.trainer.config.config import Config, load_config
@@ -47,7 +48,6 @@ from tonari.trainer.run.images import image_fields
 from tonari.trainer.run.loop import train
 from tonari.trainer.run.optimizers import build_optimizer
 from tonari.trainer.run.tasks import Classify, NextToken, Task
-from tonari.trainer.watch.launch import Job, join
 from tonari.trainer.watch.metrics import Line
 
 MODELS = {

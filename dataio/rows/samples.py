@@ -1,8 +1,8 @@
 """What samples and batches are, and the functions of users that change them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -41,3 +41,44 @@ Transform = Callable[[Sample, np.random.Generator], Mapping[str, object]]
 BatchTransform = Callable[[Batch, np.random.Generator], Batch]
 Collate = Callable[[list[Sample]], object]
 OnError = Literal["raise", "skip"]
+
+
+class Batches(Protocol):
+    """A `Loader`, a `Mixture` or an evaluation: what is iterated for batches."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+class Tuples:
+    """Batches as tuples: ``for image, label in Tuples(loader, "image", "label")``.
+
+    For loops that take what a `DataLoader` gives. Padding of a last batch repeats samples, as under
+    a `DistributedSampler`; ``"weight"`` among the names, of an evaluation ``"valid"``, says which
+    rows are padding, and ``drop_last=True`` leaves none.
+
+    Args:
+        batches: A `Loader`, a `Mixture` or an evaluation.
+        names: Of what a batch holds, in the order of the tuple.
+
+    Raises:
+        FieldError: From ``next``, if a batch has no such name.
+    """
+
+    def __init__(self, batches: Batches, *names: str) -> None:
+        self.batches, self.names = batches, names
+
+    def __len__(self) -> int:
+        """Count the batches."""
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Yield each batch's tensors, in the order of the names."""
+        for batch in self.batches:
+            try:
+                yield tuple(batch[name] for name in self.names)
+            except KeyError as error:
+                raise FieldError(
+                    f"Tuples: a batch has no {error}, expected one of {', '.join(batch)}; give it"
+                ) from None

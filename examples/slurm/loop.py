@@ -28,7 +28,6 @@ from torch.nn.functional import cross_entropy
 
 import dataio
 import shuffle
-from tonari.trainer import join
 
 KEPT_SAVES = 2
 
@@ -118,7 +117,7 @@ def main() -> None:
     ):
         parser.add_argument(name, type=int, default=default)
     given = parser.parse_args()
-    with join() as job, dataio.Loader(
+    with dataio.join() as job, dataio.Loader(
         given.data, batch_size=given.batch_size, drop_last=True, fields=fields_of(given), seed=0,
         shuffle=shuffle.Partial(exchange=0.1), device=job.device,
     ) as loader:  # fmt: skip

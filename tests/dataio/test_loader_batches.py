@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataio import Bytes, CenterCrop, Image, Int, Staging, Workers
+from dataio import Bytes, CenterCrop, FieldError, Image, Int, Staging, Tuples, Workers
 from dataio.world import run_threads, single_world, thread_worlds
 from tests.dataio.loaders import (
     IMAGES,
@@ -192,3 +192,37 @@ def test_a_loader_in_words_says_how_far_it_is_and_what_was_read(tmp_path):
         begins = "Loader(61 samples, batches of 4, rank 0 of 1; epoch 0, step 1; read "
         assert repr(loader).startswith(begins)
     assert repr(loader).startswith(begins), "of a closed one too"
+
+
+def test_a_loop_that_takes_batches_apart_is_told_that_they_are_dicts_before_it_begins(tmp_path):
+    with make(single_world(), tmp_path, source=ImageSource(20), fields=IMAGES) as loader:
+        words = r"`for batch in loader` and batch\['image'\], or `for image, label in dataio\.T"
+        with pytest.raises(TypeError, match=words + r"uples\(loader, 'image', 'label'\)`$"):
+            for _image, _label in loader:
+                pass
+        assert (loader.epoch, loader.step) == (0, 0)
+        assert [sorted(batch)[0] for batch in loader] == ["image"] * len(loader)
+        assert all(isinstance(batch, dict) for _, batch in enumerate(loader))
+    with make(
+        single_world(), tmp_path / "collated", source=ImageSource(20), fields=IMAGES,
+        collate=lambda samples: ([s["image"] for s in samples], [s["label"] for s in samples]),
+    ) as loader:  # fmt: skip
+        for images, labels in loader:
+            assert len(images) == len(labels) == loader.batch_size
+
+
+def test_tuples_have_the_fields_in_the_order_that_was_asked_for(tmp_path):
+    with make(single_world(), tmp_path, source=ImageSource(20), fields=IMAGES) as loader:
+        pairs = Tuples(loader, "label", "weight", "image")
+        assert len(pairs) == len(loader)
+        given = [(label, weight, image) for label, weight, image in pairs]
+        loader.set_epoch(0)
+        for (label, weight, image), batch in zip(given, loader, strict=True):
+            assert torch.equal(label, batch["label"])
+            assert torch.equal(weight, batch["weight"])
+            assert torch.equal(image, batch["image"])
+        evaluation = loader.evaluation(ImageSource(20))
+        valid = [valid for _, valid in Tuples(evaluation, "image", "valid")]
+        assert int(torch.cat(valid).sum()) == 20
+        with pytest.raises(FieldError, match=r"no 'labels', expected one of image, label, weight"):
+            next(iter(Tuples(loader, "labels")))

@@ -74,7 +74,7 @@ def test_options_are_those_of_the_command(monkeypatch):
 
 def test_names_of_our_packages_are_looked_at_in_blocks_of_python():
     block = """```python
-from tonari.trainer import join, seedde
+from tonari.trainer import train, seedde
 loader = dataio.Loader(
     fields={"image": dataio.Image("jpg", sise=224)},
     shuffle=shuffle.Partail(0.1), bacth_size=8,

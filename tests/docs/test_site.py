@@ -117,7 +117,7 @@ def test_the_reference_has_every_public_name_once_and_errors_last(name):
     shown = [each for package, names in hooks.API.findall(page) for each in names.split()]
     package = importlib.import_module(name)
     assert sorted(shown) == sorted(package.__all__)
-    first = {"dataio": "Loader", "tonari.trainer": "join", "importance": "outcome"}
+    first = {"dataio": "Loader", "tonari.trainer": "train", "importance": "outcome"}
     assert shown[0] == first.get(name, "Partial")
     assert hooks.api(name, [shown[1]]).startswith(f"::: {name}.{shown[1]}\n    options:")
     is_error = [each.endswith("Error") for each in shown]

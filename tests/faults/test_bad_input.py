@@ -37,7 +37,8 @@ from tests.memory_source import MemorySource
 from tests.multirank import launch_command, run_job
 from tests.trainer.digits import write_config
 from tonari import cli
-from tonari.trainer import ConfigError, join
+from tonari.trainer import ConfigError
+from tonari.trainer.run.loop import _check_device
 
 
 @pytest.fixture
@@ -384,6 +385,8 @@ def test_a_gpu_that_is_not_there_is_refused_before_any_data_is_staged(tmp_path: 
     for device in ("cuda", "cuda:1"):
         with pytest.raises(ValueError, match=f"^Loader: {words}"):
             dataio.Loader("none", batch_size=1, fields={}, cache=tmp_path / "cache", device=device)
-    with pytest.raises(ConfigError, match=f"^run.{words}"), join(device="cuda"):
+    with pytest.raises(ValueError, match=f"^join: {words}"), dataio.join(device="cuda"):
         pass
+    with pytest.raises(ConfigError, match=f"^run.{words}"):
+        _check_device("cuda")
     assert not (tmp_path / "cache").exists()

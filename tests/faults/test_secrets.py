@@ -13,6 +13,7 @@ import pytest
 
 import dataio
 from dataio.base.errors import DataioError
+from dataio.job.launch import Job
 from dataio.rows.fields import Bytes, Field, Int
 from dataio.world import single_world
 from tests.dataio.source.shards import numbered, write_tar
@@ -22,7 +23,6 @@ from tonari.trainer.config.config import build_config
 from tonari.trainer.config.saved import read_settings
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.run.outputs import keep_settings, open_logs
-from tonari.trainer.watch.launch import Job
 from tonari.trainer.watch.plan import plan_settings
 
 # In two parts: lines of this file stand in tracebacks.

@@ -1,6 +1,8 @@
 """Run an example's parts under its framework, and write down all that its loader gave and heard."""
 
 import importlib
+import os
+import signal
 from collections import defaultdict
 from contextlib import contextmanager
 from typing import ClassVar
@@ -13,11 +15,16 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import dataio
 from dataio import Reports, Workers
 from dataio.loader import Loader
+from tests import torchvision_v2
+
+if importlib.util.find_spec("torchvision"):
+    torchvision_v2.import_or_skip()  # which Lightning imports, and timm
 
 EXAMPLES = {
     "lightning": "examples.lightning_fit",
     "accelerate": "examples.accelerate_loop",
     "transformers": "examples.hf_trainer",
+    "timm": "examples.timm_train",
 }
 EPOCHS = 5
 
@@ -28,9 +35,11 @@ class Heard(Loader):
     ``given`` holds [epoch, sample ids] of each training batch; ``reported`` [epoch, sample ids,
     losses] of each report, refresh included; ``saves`` how many reports came before each save, by
     the number of training batches before it; ``factors`` each epoch's ``lr_factor``.
+    In the batch after ``killed_after`` its process is killed.
     """
 
     made: ClassVar[list[Loader]] = []
+    killed_after: ClassVar[int | None] = None
 
     def __init__(self, *args, **options):
         super().__init__(
@@ -41,6 +50,8 @@ class Heard(Loader):
 
     def __iter__(self):
         for batch in super().__iter__():
+            if len(self.given) == self.killed_after:
+                os.kill(os.getpid(), signal.SIGKILL)
             self.given.append([self.epoch, batch["sample_id"][batch["slot"] >= 0].tolist()])
             self.factors[self.epoch] = self.lr_factor
             yield batch
@@ -110,7 +121,7 @@ def run_lightning(example, shards, saved, resume, ranks):
         strategy="ddp" if ranks > 1 else "auto",
     )  # fmt: skip
     model = example.Classifier()
-    trainer.fit(model, datamodule=example.Blobs(shards, saved), ckpt_path=resume)
+    trainer.fit(model, datamodule=example.make_data(shards, saved), ckpt_path=resume)
     return float(trainer.callback_metrics["accuracy"]), model.network
 
 
@@ -130,17 +141,29 @@ def run_transformers(example, shards, saved, resume, ranks):
     trainer = example.make_trainer(
         shards, saved, EPOCHS, save_strategy="steps", save_steps=1, lr_scheduler_type="constant"
     )
-    with trainer.loader as loader:
-        if resume:
-            loader.restore(resume / "loader")
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    with trainer.loader:
+        trainer.train(resume_from_checkpoint=resume)
         measured = trainer.evaluate()
     assert measured["eval_rows"] == 50
     return measured["eval_accuracy"], trainer.model
 
 
+def run_timm(example, pictures, saved, resume, ranks):
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, stride=4), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(2),
+        torch.nn.Flatten(), torch.nn.Linear(32, 4),
+    ).to(memory_format=torch.channels_last)  # fmt: skip
+    losses, right = example.fit(
+        pictures, saved, network, torch.device("cpu"), epochs=3, size=64, batch_size=8, classes=4,
+        erasing=0.0, resume=resume,  # timm erases by a generator that it does not save
+    )  # fmt: skip
+    Heard.made[-1].reported = losses
+    return right.avg, network
+
+
 RUNS = {
     "lightning": run_lightning, "accelerate": run_accelerate, "transformers": run_transformers,
+    "timm": run_timm,
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from tests.forked.interpreter import Forked, ask, ignored
 ROOT = Path(__file__).parents[2]
 MODULES = (
     "numpy", "pyarrow.parquet", "torch", "dataio", "importance", "shuffle",
-    "tonari.trainer.run.loop", "tonari.trainer.watch.launch", "tonari.cli",
+    "tonari.trainer.run.loop", "dataio.job.launch", "tonari.cli",
 )  # fmt: skip
 
 

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dataio.job.launch import join
 from tests.oracle.test_trace import IMAGES
 from tests.tonari.test_hardest import png
 from tonari.oracle.probe.data import TIMED_ENDS, DataTimes, _time_epochs, data_times, time_data
 from tonari.oracle.windows import Pieces
 from tonari.trainer.config.config import load_config
-from tonari.trainer.watch.launch import join
 
 
 class Slow:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from dataio.job.launch import Job, join
 from tonari.trainer.config.config import Config, load_config
 from tonari.trainer.run.build import build_parallel
 from tonari.trainer.run.optimizers import build_optimizer
-from tonari.trainer.watch.launch import Job, join
 
 
 def held(config: Config, job: Job) -> dict[str, int]:

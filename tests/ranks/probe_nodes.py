@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+from dataio.job.launch import join
 from dataio.world import discover_world
 from tonari.oracle.probe import messages
 from tonari.oracle.probe.probe import probe, save_probe
 from tonari.trainer.config.config import load_config
-from tonari.trainer.watch.launch import join
 
 APART_S = 1000.0
 SIZES = (256,)

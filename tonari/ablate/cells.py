@@ -22,7 +22,6 @@ from tonari.ablate.study import Cell, Study
 from tonari.ablate.training import Trained, run_directory, train_cell
 from tonari.errors import CommandError
 from tonari.report.machine import commit, describe_machine
-from tonari.trainer.errors import ConfigError
 
 CELLS = "cells"
 
@@ -81,7 +80,7 @@ def _train(study: Study, cell: Cell, out: Path, *, command: str, call: str) -> E
         trained = train_cell(study.study, cell, out)
     # Whatever it is: other cells may well succeed, and the command says it again at its end
     except Exception as error:
-        plain = isinstance(error, (ConfigError, DataioError, CommandError))
+        plain = isinstance(error, (DataioError, CommandError))
         words = str(error) if plain else f"{type(error).__name__}: {error}"
         write_failure(out, cell, call=call, error=words, trace=traceback.format_exc())
         return Event(kind="failed", cell=cell.file_name, error=words)

@@ -18,6 +18,7 @@ import torch
 import importance
 import shuffle
 from dataio import Image, Int, Loader, Reports, Shards, Throttle
+from dataio.job.launch import Job, join
 from dataio.rows.samples import Batch
 from tonari.demo.baseline import BaselineBatches, IndexedTar, index_shards
 from tonari.trainer.mesh.mesh import axis_sizes, make_mesh
@@ -28,7 +29,6 @@ from tonari.trainer.models import SmallCNN
 from tonari.trainer.run.schedule import learning_rate
 from tonari.trainer.run.step import TakesReports, evaluate, rescore, train_step
 from tonari.trainer.run.tasks import Classify
-from tonari.trainer.watch.launch import Job, join
 
 PROGRESS = "@epoch"
 """Marks the lines by which rank 0 reports to the parent how far it is."""

@@ -6,7 +6,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dataio
 import shuffle
-from tonari.trainer import join
 
 TRAIN = "shards/train-*.tar"
 FIELDS: dict[str, dataio.Field] = {
@@ -28,7 +27,7 @@ def make_model() -> torch.nn.Module:
 def main() -> None:
     """Train on all ranks of the job."""
     with (
-        join() as job,
+        dataio.join() as job,
         dataio.Loader(
             TRAIN, fields=FIELDS, batch_size=BATCH_SIZE, device=job.device, seed=0,
             shuffle=shuffle.Partial(exchange=0.1), drop_last=True,

@@ -12,11 +12,11 @@ from typing import Protocol
 
 import torch
 
+from dataio.job.launch import own_device
 from dataio.world import World
 from tonari.oracle.errors import OracleError
 from tonari.trainer.config.config import Config
 from tonari.trainer.private.occupied import occupy
-from tonari.trainer.watch.launch import own_device
 
 HELD_OPERATORS = 128
 """Issued while the GPU is held, which queues a thousand kernels before it makes its host wait."""
@@ -106,7 +106,7 @@ def find_gpu(config: Config, world: World) -> Gpu | None:
 
     Raises:
         OracleError: If it would train on GPUs, and there is none here.
-        ConfigError: If there are fewer than ranks on this node.
+        WorldError: If there are fewer than ranks on this node.
     """
     wanted = config.run.device
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):

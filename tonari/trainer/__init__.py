@@ -20,15 +20,13 @@ from tonari.trainer.run.schedule import learning_rate
 from tonari.trainer.run.step import evaluate, rescore, train_step
 from tonari.trainer.run.tasks import Classify, Columns, CountsTargets, NextToken, Task
 from tonari.trainer.run.verify.checking import Verdict, verify
-from tonari.trainer.watch.launch import Job, join
 from tonari.trainer.watch.metrics import MetricsLog
-from tonari.trainer.watch.watchdog import Watchdog
 
 __all__ = [
     "GPT", "Adapted", "CheckpointError", "Checkpoints", "Classify", "Columns", "Config",
-    "ConfigError", "CountsTargets", "DeliveryError", "Inputs", "Job", "MetricsLog", "NextToken",
+    "ConfigError", "CountsTargets", "DeliveryError", "Inputs", "MetricsLog", "NextToken",
     "Pipeline", "Place", "Progress", "ReplicaLoader", "ResNet", "SmallCNN", "StagedModel",
-    "Summary", "Task", "TorchVersionError", "Verdict", "ViT", "Watchdog", "average_buffers",
-    "axis_sizes", "evaluate", "find", "join", "learning_rate", "load_config", "make_mesh",
+    "Summary", "Task", "TorchVersionError", "Verdict", "ViT", "average_buffers",
+    "axis_sizes", "evaluate", "find", "learning_rate", "load_config", "make_mesh",
     "parallelize", "place_of", "rescore", "restore", "seeded", "train", "train_step", "verify",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """How much of a run is done: a schedule by it ends where the run ends."""
 
+import contextlib
 from itertools import pairwise
 
 import pytest
@@ -112,3 +113,32 @@ def test_a_run_of_no_epochs_or_past_its_end_is_done(tmp_path):
         loader.set_epoch(7)
         assert list(loader.epochs(3)) == []
         assert loader.progress == 1.0
+
+
+@pytest.mark.parametrize("steps", [None, 3, 99])
+@pytest.mark.parametrize("restored", [False, True])
+def test_no_property_talks_to_other_ranks(tmp_path, monkeypatch, steps, restored):
+    names = [name for name, its in vars(Loader).items() if isinstance(its, property)]
+    assert {"epoch", "lr_factor", "progress"} < set(names)
+
+    def alone(*given, **more):
+        raise AssertionError("a property talks to other ranks")
+
+    def job(world):
+        with make(world, tmp_path / "cache") as loader:
+            if steps is not None:
+                next(loader.epochs(2))
+                list(zip(range(steps), loader, strict=False))
+            if restored:
+                loader.load_state_dict(loader.state_dict())
+            world.barrier(doing="before")
+            with monkeypatch.context() as patch:
+                if world.rank == 0:
+                    patch.setattr(world._collectives, "combine", alone)
+                    patch.setattr(world, "isend", alone)
+                for name in names:
+                    with contextlib.suppress(StateError):
+                        getattr(loader, name)
+            world.barrier(doing="after")
+
+    run_threads(thread_worlds([1, 1]), job)

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from dataio.job.launch import join
 from tonari.trainer.models import context
-from tonari.trainer.watch.launch import join
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ import json
 import sys
 from pathlib import Path
 
+from dataio.job.launch import join
 from tests.trainer.mesh.meshes import train
 from tonari.trainer.mesh.place import place_of
-from tonari.trainer.watch.launch import join
 
 MESHES = {"pp2tp2": (2, 1, 2), "pp4": (4, 1, 1)}
 

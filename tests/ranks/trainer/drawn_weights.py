@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dataio.job.launch import join
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.mesh import make_mesh
 from tonari.trainer.mesh.parallelize import parallelize
 from tonari.trainer.models import Adapted, deferred, seeded
-from tonari.trainer.watch.launch import join
 
 
 def draw(way: str) -> Any:

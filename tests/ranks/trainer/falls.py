@@ -25,10 +25,10 @@ import tonari.trainer.checkpoint.checkpoint
 import tonari.trainer.deliver.relay
 import tonari.trainer.run.loop
 import tonari.trainer.watch.stop
+from dataio.job.launch import join
 from tonari.trainer.config.config import load_config
 from tonari.trainer.deliver.ring import Ring
 from tonari.trainer.models.transformer import Block
-from tonari.trainer.watch.launch import join
 
 STEP = 9
 """In the second epoch: rows are hidden, and a checkpoint is there to go on from."""

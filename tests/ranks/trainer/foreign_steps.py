@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from dataio.job.launch import join
 from tests.trainer.foreign_models import NUM_ROWS, batch_of, make, task_of
 from tests.trainer.mesh.same_weights import same_weights
 from tonari.trainer.checkpoint.state import plain_name
@@ -22,7 +23,6 @@ from tonari.trainer.mesh.place import Schedule, place_of
 from tonari.trainer.mesh.swap import Swap
 from tonari.trainer.models import deferred
 from tonari.trainer.run.step import train_step
-from tonari.trainer.watch.launch import join
 
 MICROBATCHES = 4
 

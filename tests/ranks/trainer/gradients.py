@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from dataio.job.launch import join
 from tests.trainer.deliver.fake_loader import FakeLoader, make_models, whole_weights
 from tests.trainer.run.alone import one_stage
 from tonari.trainer.mesh.mesh import axis_sizes, make_mesh
 from tonari.trainer.mesh.parallelize import average_buffers, parallelize
 from tonari.trainer.run.step import train_step
-from tonari.trainer.watch.launch import join
 
 
 def main() -> None:

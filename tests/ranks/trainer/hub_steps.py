@@ -12,13 +12,13 @@ import safetensors
 import torch
 from torch.distributed.tensor import DTensor
 
+from dataio.job.launch import Job, join
 from tonari.trainer.config.config import load_config
 from tonari.trainer.mesh.clip import clip_gradients
 from tonari.trainer.run.build import build_parallel
 from tonari.trainer.run.optimizers import build_optimizer
 from tonari.trainer.run.own import Own
 from tonari.trainer.run.pretrained import start_from_weights
-from tonari.trainer.watch.launch import Job, join
 
 counted: list[int] = []
 """Numbers of each piece that safetensors was asked for."""

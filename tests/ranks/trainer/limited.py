@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
+from dataio.job.launch import join
 from tonari.trainer.mesh.mesh import make_mesh
 from tonari.trainer.mesh.parallelize import parallelize
 from tonari.trainer.mesh.pipeline import Pipeline
 from tonari.trainer.mesh.place import place_of
 from tonari.trainer.models import GPT, StagedModel, deferred
 from tonari.trainer.run.tasks import NextToken
-from tonari.trainer.watch.launch import join
 
 ROWS, LENGTH = 4, 8
 

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from dataio.job.launch import join
 from tests.trainer.mesh.same_weights import same_weights
 from tonari.trainer.mesh.mesh import make_mesh
 from tonari.trainer.mesh.parallelize import parallelize
 from tonari.trainer.mesh.place import place_of
 from tonari.trainer.models import GPT, Llama, ResNet, SmallCNN, StagedModel, ViT, deferred, seeded
 from tonari.trainer.models.resnet50 import ResNet50
-from tonari.trainer.watch.launch import join
 
 MAKERS: dict[str, Callable[[], StagedModel]] = {
     "cnn": lambda: SmallCNN(4, 3, 16),

@@ -8,8 +8,8 @@ import json
 import sys
 from pathlib import Path
 
+from dataio.job.launch import join
 from tests.trainer.watch.watched import train_watched
-from tonari.trainer.watch.launch import join
 
 
 def main() -> None:

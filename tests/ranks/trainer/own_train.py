@@ -7,9 +7,9 @@ import json
 import sys
 from pathlib import Path
 
+from dataio.job.launch import join
 from tonari.trainer.config.config import load_config
 from tonari.trainer.run.loop import train
-from tonari.trainer.watch.launch import join
 
 
 def main() -> None:

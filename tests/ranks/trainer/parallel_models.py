@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from dataio.job.launch import join
 from tests.trainer.mesh.same_weights import same_weights
 from tests.trainer.mesh.tiny_models import NUM_ROWS, TEXT, batch_of, make, one_process, task_of
 from tonari.trainer.mesh.average import add_partial_gradients, average_gradients
@@ -23,7 +24,6 @@ from tonari.trainer.mesh.parallelize import left_whole, parallelize
 from tonari.trainer.mesh.swap import Swap
 from tonari.trainer.models import deferred
 from tonari.trainer.run.tasks import NextToken
-from tonari.trainer.watch.launch import join
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from dataio.job.launch import join
 from tests.trainer.toy import Places, gradients, make_batch, make_toy, spread
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.clip import clip_gradients
@@ -20,7 +21,6 @@ from tonari.trainer.mesh.pipeline import Pipeline, Scored
 from tonari.trainer.mesh.place import Schedule, place_of
 from tonari.trainer.mesh.stage import check_same
 from tonari.trainer.run.step import evaluate
-from tonari.trainer.watch.launch import join
 
 
 def run_case(rank: int, case: str) -> dict[str, Any]:

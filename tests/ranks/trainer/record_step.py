@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from dataio.job.launch import Job, join
 from tonari.oracle import Recorder
 from tonari.oracle.trace import NoReports, make_batch
 from tonari.trainer.config.config import Config, load_config
@@ -14,7 +15,6 @@ from tonari.trainer.run.build import build_parallel
 from tonari.trainer.run.optimizers import build_optimizer
 from tonari.trainer.run.own import Own
 from tonari.trainer.run.step import train_step
-from tonari.trainer.watch.launch import Job, join
 
 
 def main() -> None:

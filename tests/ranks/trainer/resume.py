@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from dataio.job.launch import join
 from tests.trainer.deliver.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
 from tests.trainer.run.alone import one_stage, step_loss
 from tonari.trainer.checkpoint.checkpoint import Checkpoints
@@ -17,7 +18,6 @@ from tonari.trainer.checkpoint.restore import find, restore
 from tonari.trainer.mesh.mesh import axis_sizes, make_mesh
 from tonari.trainer.mesh.parallelize import parallelize
 from tonari.trainer.models import SmallCNN, seeded
-from tonari.trainer.watch.launch import join
 
 
 def main() -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from dataio.job.launch import join
 from tonari.oracle.trace import NoReports, make_batch
 from tonari.trainer.config.config import Config, load_config
 from tonari.trainer.run.build import build_parallel
 from tonari.trainer.run.optimizers import build_optimizer
 from tonari.trainer.run.own import Own
 from tonari.trainer.run.step import train_step
-from tonari.trainer.watch.launch import join
 
 
 def train(config: Config, *, more_groups: int) -> tuple[int, list[float]]:

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import torch
 
+from dataio.job.launch import join
 from tests.trainer.deliver.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
 from tests.trainer.run.alone import one_stage, step_loss
 from tonari.trainer.checkpoint.checkpoint import Checkpoints
 from tonari.trainer.checkpoint.directory import Progress
 from tonari.trainer.checkpoint.restore import find, restore
-from tonari.trainer.mesh.mesh import axis_sizes, make_mesh
+from tonari.trainer.mesh.mesh import axis_sizes, make_mesh, name_roles
 from tonari.trainer.mesh.parallelize import parallelize
 from tonari.trainer.models import SmallCNN, seeded
-from tonari.trainer.watch.launch import join
 
 STEPS, FALL = 6, 3
 LIMIT_S = 4.0
@@ -48,7 +48,7 @@ def main() -> None:
         rank = job.world.rank
         (report / f"{rank}.pid").write_text(str(os.getpid()))
         sizes = axis_sizes(4, dp_shard=2)
-        job.watchdog.set_mesh(sizes)
+        job.watchdog.set_roles(name_roles(sizes))
         if rank == 0:
             (report / "ranks.txt").write_text("\n".join(job.watchdog.processes()))
         mesh = make_mesh(sizes, device_type="cpu")

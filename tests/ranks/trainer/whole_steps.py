@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.optim import Optimizer
 
+from dataio.job.launch import join
 from tonari.trainer.run.whole_steps import step_on_whole_weights
-from tonari.trainer.watch.launch import join
 
 
 class Lamb(Optimizer):

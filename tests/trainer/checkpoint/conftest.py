@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tonari.trainer.watch.launch import join
+from dataio.job.launch import join
 
 
 @pytest.fixture

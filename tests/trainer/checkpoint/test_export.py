@@ -10,6 +10,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
+from dataio.job.launch import join
 from tests.trainer.deliver.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
 from tests.trainer.run.alone import one_stage, step_loss
 from tonari.cli import main
@@ -18,7 +19,6 @@ from tonari.trainer.checkpoint.directory import Progress
 from tonari.trainer.mesh.mesh import axis_sizes, make_mesh
 from tonari.trainer.mesh.parallelize import parallelize
 from tonari.trainer.models import ResNet, seeded
-from tonari.trainer.watch.launch import join
 
 
 def make_model(seed: int = 0) -> ResNet:

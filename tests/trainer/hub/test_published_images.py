@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dataio.job.launch import join
 from tests import torchvision_v2
 from tests.trainer.digits import write_config
 from tonari.trainer.checkpoint.weights import WeightFiles
@@ -20,7 +21,6 @@ from tonari.trainer.mesh.parallelize import parallelize
 from tonari.trainer.models import ResNet50, StagedModel, ViT
 from tonari.trainer.models.resnet50 import IMAGENET_MEAN, IMAGENET_STD
 from tonari.trainer.run.build import make_model
-from tonari.trainer.watch.launch import join
 
 save_file = pytest.importorskip("safetensors.torch", reason="tonari[export]").save_file
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from torch.distributed.device_mesh import DeviceMesh
 
+from dataio.job.launch import join
 from tonari.trainer.mesh.mesh import make_mesh
-from tonari.trainer.watch.launch import join
 
 
 @pytest.fixture

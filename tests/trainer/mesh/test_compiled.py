@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from dataio.job.launch import join
 from tonari.oracle.trace import NoReports, make_batch
 from tonari.trainer.config.config import build_config
 from tonari.trainer.run.build import build_parallel
 from tonari.trainer.run.own import Own
 from tonari.trainer.run.step import train_step
-from tonari.trainer.watch.launch import join
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, as it looks at tensors
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
+from dataio.job.launch import join
 from tests import hub, torchvision_v2
 from tests.multirank import RunRanks
 from tests.ranks.trainer.foreign_steps import run_case
 from tests.trainer.foreign_models import batch_of, make, task_of
 from tonari.trainer.mesh.parallelize import average_buffers
 from tonari.trainer.mesh.place import Schedule
-from tonari.trainer.watch.launch import join
 
 Case = tuple[str, str, list[int], dict[str, Any]]
 

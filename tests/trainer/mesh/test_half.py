@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from dataio.job.launch import join
 from tonari.trainer.mesh.half import Half
 from tonari.trainer.mesh.mesh import AXES, make_mesh
 from tonari.trainer.mesh.recompute import recompute
 from tonari.trainer.models import GPT, seeded
-from tonari.trainer.watch.launch import join
 
 ROWS, TOKENS, FEATURES = 4, 6, 8
 

@@ -6,13 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataio.job.launch import join
 from tests.multirank import RunRanks
 from tests.oracle.test_trace import GPT
 from tonari.trainer.errors import ConfigError
-from tonari.trainer.mesh.mesh import AXES, axis_sizes, check_context, make_mesh, num_microbatches
+from tonari.trainer.mesh.mesh import (
+    AXES,
+    axis_sizes,
+    check_context,
+    make_mesh,
+    name_roles,
+    num_microbatches,
+)
 from tonari.trainer.mesh.pipeline import check_microbatches
 from tonari.trainer.mesh.place import Schedule
-from tonari.trainer.watch.launch import join
 
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
@@ -22,6 +29,10 @@ def test_axes_left_out_take_the_ranks_that_remain(copies: int, shards: int) -> N
     sizes = axis_sizes(copies * shards, dp_shard=shards)
     assert math.prod(sizes) == copies * shards
     assert dict(zip(AXES, sizes, strict=True))["dp_shard"] == shards
+
+
+def test_a_rank_is_named_by_the_axes_that_have_several() -> None:
+    assert name_roles((2, 1, 2, 1, 2))[5] == "pp 1, dp_shard 0, tp 1"
 
 
 @given(st.tuples(*(st.integers(1, 3) for _ in AXES)))

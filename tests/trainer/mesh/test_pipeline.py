@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from dataio.job.launch import join
 from tests.multirank import RunRanks
 from tests.trainer.toy import Places, make_batch, make_toy
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.mesh import make_mesh
 from tonari.trainer.mesh.pipeline import TORCH_NAMES, Pipeline, check_microbatches
 from tonari.trainer.mesh.place import Schedule, place_of
-from tonari.trainer.watch.launch import join
 
 SCHEDULES = tuple(TORCH_NAMES)
 WHOLE = slice(0, 16)

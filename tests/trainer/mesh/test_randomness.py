@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from dataio.batch.global_generators import global_states
+from dataio.job.launch import join
 from tests.trainer.run.alone import one_stage
 from tonari.trainer.mesh.pipeline import Pipeline
 from tonari.trainer.mesh.randomness import Randomness
 from tonari.trainer.run.step import evaluating
 from tonari.trainer.run.tasks import Columns
-from tonari.trainer.watch.launch import join
 
 
 class DropBlock(nn.Module):

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import linear
 
+from dataio.job.launch import join
 from tonari.trainer.mesh.mesh import make_mesh
 from tonari.trainer.mesh.randomness import Randomness
 from tonari.trainer.mesh.stage import Stage
-from tonari.trainer.watch.launch import join
 
 WIDTH = 8
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dataio import NodeCache, Staging, Workers
+from dataio.job.launch import Job, join
 from dataio.world import single_world
 from tests.trainer.deliver.fake_loader import NUM_CLASSES
 from tests.trainer.digits import write_config
@@ -23,7 +24,6 @@ from tonari.trainer.run.own import Own
 from tonari.trainer.run.pace import build_schedule
 from tonari.trainer.run.step import train_step
 from tonari.trainer.run.tasks import Classify
-from tonari.trainer.watch.launch import Job, join
 
 
 @pytest.mark.parametrize(

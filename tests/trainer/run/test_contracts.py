@@ -239,9 +239,7 @@ def test_each_group_keeps_its_share_of_the_learning_rate(
 
 
 def test_shares_are_of_the_largest_rate(tmp_path: Path) -> None:
-    from tonari.trainer import join
-
-    with join(device="cpu"):
+    with dataio.join(device="cpu"):
         one = torch.nn.Parameter(torch.zeros(1))
         assert find_lr_shares(torch.optim.SGD([one], lr=7.0)) == [1.0]
         assert find_lr_shares(torch.optim.SGD([one], lr=0.0)) == [1.0]

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dataio
+from dataio.job.launch import join
 from dataio.rows.samples import Batch
 from tests.trainer.idioms import IDIOMS, WIDTH, forget
 from tests.trainer.run.alone import Told
@@ -26,7 +27,6 @@ from tonari.trainer.run.loop import train
 from tonari.trainer.run.own import Own
 from tonari.trainer.run.step import MOST_BATCHES, evaluate, train_step
 from tonari.trainer.run.tasks import Classify, Columns
-from tonari.trainer.watch.launch import join
 
 ROWS, STEPS = 12, 4
 FIELDS: dict[str, dataio.Field] = {

@@ -1,22 +1,28 @@
 """What the loop does beside its steps: what it writes, when it averages, and when it may rest."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from dataio.base.lines import read_checked_lines
 from dataio.epochs import Conductor
+from dataio.job.launch import LATER_S
+from dataio.job.watchdog import Watchdog
 from tests.trainer.digits import write_config
 from tonari.trainer.checkpoint.checkpoint import Checkpoints
 from tonari.trainer.checkpoint.directory import read_progress
 from tonari.trainer.config.config import load_config
 from tonari.trainer.run import loop
 from tonari.trainer.run.loop import train
+from tonari.trainer.run.optimizers import make_optimizer
 from tonari.trainer.watch import parts
-from tonari.trainer.watch.watchdog import Watchdog
 
 
 @pytest.fixture
@@ -95,6 +101,24 @@ def test_the_watchdog_expects_steps_after_steps_alone(
         ("train_step", False), ("save", False), ("train_step", False), *3 * [("train_step", True)],
         ("save", False), ("train_step", False), ("train_step", True), *ends,
     ]  # fmt: skip
+
+
+def test_groups_made_later_wait_no_longer_than_the_first(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        monkeypatch.setattr(distributed_c10d, name, getattr(distributed_c10d, name))
+    found: list[timedelta] = []
+
+    def noted(*given: Any) -> Any:
+        made = dist.new_group()
+        assert isinstance(made, dist.ProcessGroup)
+        found.append(made._get_backend(torch.device("cpu")).options._timeout)
+        return make_optimizer(*given)
+
+    monkeypatch.setattr(loop, "make_optimizer", noted)
+    run(config, "run.epochs=1", "run.timeout_s=5")
+    assert found == [timedelta(seconds=5.0 + LATER_S)]
 
 
 def test_every_so_many_epochs_are_saved_and_the_last_of_all(

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.studies import trainer_loop
 from benchmarks.studies.trainer_loop import bare_loop, covered_us, make_config, open_loader
+from dataio.job.launch import join
 from tonari.trainer.run.loop import train
-from tonari.trainer.watch.launch import join
 from tonari.trainer.watch.metrics import Line
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dataio.job.launch import join
 from tests.gpu import no_synchronisation
 from tests.trainer.deliver.fake_loader import FakeLoader
 from tests.trainer.run.runs import KAKURENBO, lines, run, stop_after
@@ -19,7 +20,6 @@ from tonari.trainer.run.build import Parallel, build_parallel
 from tonari.trainer.run.optimizers import build_optimizer
 from tonari.trainer.run.own import Own
 from tonari.trainer.run.step import evaluate, train_step
-from tonari.trainer.watch.launch import join
 
 pytestmark = [
     pytest.mark.gpu,

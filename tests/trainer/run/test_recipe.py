@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from dataio.job.launch import join
 from tests.multirank import RunRanks
 from tests.trainer.digits import write_config
 from tests.trainer.run.alone import Told, one_stage
@@ -20,7 +21,6 @@ from tonari.trainer.errors import ConfigError
 from tonari.trainer.models import ResNet, seeded
 from tonari.trainer.run.ema import WeightAverage
 from tonari.trainer.run.step import train_step
-from tonari.trainer.watch.launch import join
 
 # 75 rows are 5 batches of 16, the last with padding: 2 steps, of 3 batches and of 2.
 RECIPE = (

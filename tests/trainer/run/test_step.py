@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dataio.job.launch import join
 from tests.trainer.deliver.fake_loader import NUM_CLASSES
 from tests.trainer.run.alone import Told, one_stage, step_loss
 from tonari.trainer.models import ResNet, SmallCNN, seeded
 from tonari.trainer.run.step import evaluate, rescore, train_step
 from tonari.trainer.run.tasks import Classify
-from tonari.trainer.watch.launch import join
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dataio import NodeCache
 from dataio.base.filesystem import cache_directory
 from dataio.base.sizes import parse_bytes
+from dataio.job.launch import Job
 from dataio.rows.fields import row_schema
 from dataio.source.counts import own_directory
 from dataio.world import World
@@ -35,7 +36,6 @@ from tonari.trainer.run.build import (
     training_source,
 )
 from tonari.trainer.run.own import Own, own_of
-from tonari.trainer.watch.launch import Job
 
 QUOTA = "1GB"
 """Of the rows that are staged to see how long it takes."""

@@ -8,12 +8,15 @@ import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dataio.base.atomic import write_json
+from dataio.job.launch import LATER_S, join
+from dataio.job.memory import keep_freed_memory
 from dataio.world import Topology, World, discover_world
 from tonari.oracle.clock import Gpu, find_gpu
 from tonari.oracle.errors import OracleError
@@ -30,10 +33,9 @@ from tonari.oracle.probe.messages import (
 from tonari.oracle.record import Message, Wait
 from tonari.oracle.stopwatch import Timed, time_step
 from tonari.trainer.config.config import Config
+from tonari.trainer.private.messages import limit_waits_of_groups
 from tonari.trainer.run.build import build_place, lay_out
 from tonari.trainer.run.own import Own
-from tonari.trainer.watch.launch import join
-from tonari.trainer.watch.memory import keep_freed_memory
 
 FORMAT = 4
 
@@ -161,6 +163,7 @@ def probe_messages(
     """
     if not sizes:
         return ()
+    limit_waits_of_groups(timedelta(seconds=timeout_s + LATER_S))
     with join(device=device, timeout_s=timeout_s) as job:
         ranks = count_ranks(job.world.topology)
         messages = time_messages(sizes=sizes, ranks=ranks, device=job.device)

@@ -8,7 +8,6 @@ from dataio.rows.fields import row_schema
 from tonari.oracle.errors import OracleError
 from tonari.oracle.probe.data import DataTimes
 from tonari.trainer.config.config import Config
-from tonari.trainer.errors import ConfigError
 from tonari.trainer.run.build import make_fields, training_source
 from tonari.trainer.run.own import Own, own_of
 
@@ -61,7 +60,7 @@ EXPECTED = (
 def _count_files(config: Config, one_bytes: int) -> DataTimes:
     try:
         source = training_source(config)
-    except (DataioError, ConfigError) as error:
+    except DataioError as error:
         raise OracleError(
             f"--data {FILES}: {error}; or give rows and the bytes of one, such as 1281167x110KB"
         ) from error

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tonari.trainer.errors import ConfigError
@@ -44,6 +45,14 @@ def axis_sizes(
             f"{world_size}"
         )
     return sizes
+
+
+def name_roles(sizes: tuple[int, ...]) -> list[str]:
+    """Describe where each rank stands along the axes that have several ranks: ``pp 1, tp 0``."""
+    return [
+        ", ".join(f"{axis} {at[k]}" for k, axis in enumerate(AXES) if sizes[k] > 1)
+        for at in np.ndindex(sizes)
+    ]
 
 
 def num_microbatches(wanted: int | None, *, pp: int, schedule: Schedule, virtual: int) -> int:

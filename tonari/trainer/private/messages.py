@@ -2,8 +2,7 @@
 
 Why: attention over ``cp`` sends within autograd, and its results may not be there yet; a trace of a
 step records who waits for which message, so it has to see every ``wait``. Public instead: none;
-`torch.distributed` has collectives that are no operators. The stores are public, but torch's types
-do not export them.
+`torch.distributed` has collectives that are no operators.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,21 +14,13 @@ from unittest import mock
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
 from torch import ScriptObject
-from torch._C._distributed_c10d import (
-    FakeWork,
-    HashStore,
-    Store,
-    TCPStore,
-    Work,
-    _resolve_process_group,
-)
+from torch._C._distributed_c10d import FakeWork, Work, _resolve_process_group
 from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 __all__ = [
-    "AsyncCollectiveTensor", "HashStore", "Store", "TCPStore", "all_gather",
-    "functional_collectives", "groups_of", "limit_waits_of_groups", "reduce_scatter",
-    "waits_replaced",
+    "AsyncCollectiveTensor", "all_gather", "functional_collectives", "groups_of",
+    "limit_waits_of_groups", "reduce_scatter", "waits_replaced",
 ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import dataio
 import importance
+from dataio.job.launch import Job
 from dataio.plan.policies import ByFields, Importance, refresh_every
 from dataio.world import World
 from tonari.trainer.config.augment import check_rescoring
@@ -45,7 +46,6 @@ from tonari.trainer.run.packed import (
     packed_sources,
 )
 from tonari.trainer.run.tasks import NextToken, Task
-from tonari.trainer.watch.launch import Job
 from tonari.trainer.watch.peak import peak_flops_per_s
 
 log = logging.getLogger(__name__)

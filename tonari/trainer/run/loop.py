@@ -6,12 +6,15 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dataio import Field
+from dataio.arguments import find_device
+from dataio.job.launch import LATER_S, Job, join
 from dataio.rows.samples import Batch
 from tonari.trainer.checkpoint.agree import together
 from tonari.trainer.checkpoint.checkpoint import Checkpoints
@@ -21,8 +24,11 @@ from tonari.trainer.checkpoint.state import check_finite
 from tonari.trainer.config.config import Config
 from tonari.trainer.deliver.deliver import ReplicaLoader
 from tonari.trainer.deliver.evaluation import ReplicaEvaluation
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.mesh import name_roles
 from tonari.trainer.mesh.parallelize import average_buffers
 from tonari.trainer.mesh.randomness import deterministic
+from tonari.trainer.private.messages import limit_waits_of_groups
 from tonari.trainer.run.build import (
     Parallel,
     build_loader,
@@ -44,7 +50,6 @@ from tonari.trainer.run.step import evaluate, grouped, rescore, train_step
 from tonari.trainer.run.tasks import Task
 from tonari.trainer.run.verify.first_step import FirstStep
 from tonari.trainer.run.words import begin_words, epoch_words, summary_words
-from tonari.trainer.watch.launch import Job, join
 from tonari.trainer.watch.meter import Figures, Meter, combine_order_hashes
 from tonari.trainer.watch.metrics import Line, ProgressLine, progress_words
 from tonari.trainer.watch.parts import EpochParts
@@ -171,6 +176,8 @@ def train_observed(
     """
     own, observer = own_of(config, own), observer or FirstStep()
     directory = Path(config.run.directory)
+    _check_device(config.run.device)
+    limit_waits_of_groups(timedelta(seconds=config.run.timeout_s + LATER_S))
     with (
         # Until all is closed: a checkpoint may still be under way, and launchers repeat signals.
         StopRequest() as stop,
@@ -182,7 +189,7 @@ def train_observed(
         parts = EpochParts(read_plan(plan, config, job.world) if plan else None)
         parallel = build_parallel(config, job, own)
         place = parallel.pipeline.place
-        job.watchdog.set_mesh(place.sizes)
+        job.watchdog.set_roles(name_roles(place.sizes))
         skips = Skips(tuple(skip_steps))
         found = find(directory / "checkpoints", resume, fits=skips.fits)
         if found:
@@ -221,6 +228,13 @@ def train_observed(
             progress=run.progress, num_replicas=place.num_replicas, rank=job.world.rank,
             finished=finished, stopped_by=run.stopped_by, last=run.last,
         )  # fmt: skip
+
+
+def _check_device(device: str) -> None:
+    try:
+        find_device(None if device == "auto" else device)
+    except ValueError as error:
+        raise ConfigError(str(error).replace("Loader: device", "run.device")) from error
 
 
 class Run:

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dataio.job.launch import Job
 from dataio.rows.samples import Batch
 from tonari.trainer.checkpoint.directory import Progress
 from tonari.trainer.config.config import Config
 from tonari.trainer.mesh.pipeline import Pipeline
 from tonari.trainer.run.own import Own
 from tonari.trainer.run.step import EvaluationMeans, Step, TakesReports
-from tonari.trainer.watch.launch import Job
 
 
 @dataclass(frozen=True, kw_only=True)

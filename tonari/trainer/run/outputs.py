@@ -10,11 +10,11 @@ from dataio.base.atomic import read_record, write_record
 from dataio.base.claim import Claimant, NoLocksError, claim, claimant
 from dataio.base.errors import DamagedFileError
 from dataio.base.location import bare_within
+from dataio.job.launch import Job
 from tonari.trainer.checkpoint.directory import read_progress
 from tonari.trainer.config.config import Config
 from tonari.trainer.config.settings import as_tables
 from tonari.trainer.errors import ConfigError
-from tonari.trainer.watch.launch import Job
 from tonari.trainer.watch.metrics import Board, MetricsLog, import_writer
 from tonari.trainer.watch.monitoring import (
     Monitored,

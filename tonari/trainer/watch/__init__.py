@@ -1,1 +1,1 @@
-"""Start, stop, hangs, times, memory."""
+"""Stop, times, memory, metrics."""

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dataio import Field, NodeCache
+from dataio.job.launch import join
 from tonari.trainer.checkpoint.agree import from_rank_0
 from tonari.trainer.config.config import Config
 from tonari.trainer.config.importance import ImportanceConfig
@@ -35,7 +36,6 @@ from tonari.trainer.run.verify.recording import (
     StepRecorder,
 )
 from tonari.trainer.run.verify.rows import first_rows
-from tonari.trainer.watch.launch import join
 
 STEPS = 4
 """Of the run, by default and at least: two epochs, in the second of which it stops and goes on."""

@@ -18,12 +18,12 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import NoReturn
 
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from dataio.job.judge import GONE, Heartbeat, Unchanged, find_culprits, is_late
+from dataio.job.process import end_stopped, first_ended, host_name, open_process
+from dataio.job.stack import find_place
 from dataio.world import World
-from tonari.trainer.private.messages import Store
-from tonari.trainer.watch.judge import GONE, Heartbeat, Unchanged, find_culprits, is_late
-from tonari.trainer.watch.names import name
-from tonari.trainer.watch.process import end_stopped, first_ended, host_name, open_process
-from tonari.trainer.watch.stack import find_place
 
 INTERVAL_S = 1.0
 LOOK_S = 3.0
@@ -50,7 +50,7 @@ class Watchdog:
         self._store = store
         self._timeout_s = timeout_s
         self._silent_s = silent_s
-        self._sizes: tuple[int, ...] = ()
+        self._roles: Sequence[str] = ()
         self._hosts: tuple[str, ...] = ()
         self._step = 0
         self._since: float | None = None
@@ -92,9 +92,9 @@ class Watchdog:
         self._holder = heartbeats[0]
         threading.Thread(target=self._guard, name="watchdog of rank 0", daemon=True).start()
 
-    def set_mesh(self, sizes: tuple[int, ...]) -> None:
-        """Set the sizes of the mesh along ``AXES``, to name ranks by their place in it."""
-        self._sizes = sizes
+    def set_roles(self, roles: Sequence[str]) -> None:
+        """Name ranks by what each does, such as ``pp 1, tp 0``, beside their number."""
+        self._roles = roles
 
     def processes(self) -> list[str]:
         """Name each rank and its process: a launcher that ends all of them names a process."""
@@ -102,7 +102,7 @@ class Watchdog:
             return []
         heartbeats = self._read(range(self._world.world_size))
         return [
-            f"{name(rank, self._sizes)}: process {heartbeat.pid} on {heartbeat.host.split()[0]}"
+            f"{self._name(rank, ())}: process {heartbeat.pid} on {heartbeat.host.split()[0]}"
             for rank, heartbeat in enumerate(heartbeats)
         ]
 
@@ -293,5 +293,8 @@ class Watchdog:
         assert self._store is not None, "a job of one rank has nobody to agree with"
         return int(self._store.compare_set("reporter", "", str(self._world.rank)))
 
-    def _name(self, rank: int) -> str:
-        return name(rank, self._sizes, self._hosts)
+    def _name(self, rank: int, hosts: Sequence[str] | None = None) -> str:
+        """Name a rank, its host where there are several, and its role, once known."""
+        hosts = self._hosts if hosts is None else hosts
+        host = f" on {hosts[rank]}" if len(set(hosts)) > 1 else ""
+        return f"rank {rank}{host}" + (f" ({self._roles[rank]})" if self._roles else "")

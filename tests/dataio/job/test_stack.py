@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from dataio.job.stack import TORCH, find_place
 from dataio.world import World, run_threads, thread_worlds
-from tonari.trainer.watch.stack import TORCH, find_place
 
 
 def stack(*calls: str) -> SimpleNamespace | None:

@@ -2,14 +2,13 @@
 
 import pytest
 
-from dataio.base.errors import StallError, WorldError
-from tonari.trainer.errors import CheckpointError, ConfigError
-from tonari.trainer.watch.faults import find_cause, is_of_a_peer
+from dataio.base.errors import CacheError, StallError, WorldError
+from dataio.job.faults import find_cause, is_of_a_peer
 
 
 def test_what_went_wrong_in_a_stage_is_found_behind_the_errors_of_the_pipeline() -> None:
     lost = RuntimeError("Connection closed by peer")
-    wrapped, ours = RuntimeError("Failed to run stage backward"), ConfigError("no")
+    wrapped, ours = RuntimeError("Failed to run stage backward"), CacheError("no")
     wrapped.__cause__, ours.__cause__ = lost, OSError()
     assert find_cause(wrapped) is lost
     assert find_cause(ours) is ours, "what is known here was added to it"
@@ -33,9 +32,7 @@ def test_an_error_that_a_peer_caused_is_known(error: Exception, expected: bool) 
     ("cause", "expected"),
     [(RuntimeError("[gloo] Connection closed by peer"), True), (OSError("no space"), False)],
 )
-def test_a_checkpoint_that_was_not_written_is_of_a_peer_if_its_cause_is(
-    cause: Exception, expected: bool
-) -> None:
-    error = CheckpointError("step-00000012.partial: was not written")
+def test_an_error_of_ours_is_of_a_peer_if_its_cause_is(cause: Exception, expected: bool) -> None:
+    error = CacheError("a save was not written")
     error.__cause__ = cause
     assert is_of_a_peer(error) == expected

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from tonari.trainer.watch.judge import Heartbeat
+from dataio.job.judge import Heartbeat
 
 
 def host_name() -> str:

@@ -1,17 +1,14 @@
-"""Which CUDA device a rank takes, and how long groups wait."""
+"""Which CUDA device a rank takes, and what a job that cannot be joined says."""
 
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
+from dataio.base.errors import WorldError
+from dataio.job.launch import choose_device, join
 from dataio.world import World, run_threads, thread_worlds
 from tests.multirank import Launcher, launch_command, run_job
-from tonari.trainer.errors import ConfigError
-from tonari.trainer.watch.launch import LATER_S, choose_device, join
 
 TWO_NODES = (2, 2)
 
@@ -38,22 +35,12 @@ def test_fewer_devices_than_ranks_are_refused() -> None:
     def choose(world: World) -> str:
         try:
             return str(choose_device(world, ["a"] if world.rank < 2 else ["c", "d"]))
-        except ConfigError as error:
+        except WorldError as error:
             return str(error)
 
     told = run_threads(thread_worlds(TWO_NODES), choose)
     assert [told[0], *told[2:]] == ["0", "0", "1"]
     assert told[1].startswith("rank 1: local rank 1, but it sees 1 CUDA devices; start at most 1")
-
-
-def test_groups_made_later_wait_no_longer_than_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
-        monkeypatch.setattr(distributed_c10d, name, getattr(distributed_c10d, name))
-    with join(device="cpu", timeout_s=5.0):
-        made = dist.new_group()
-        assert isinstance(made, dist.ProcessGroup)
-        found = made._get_backend(torch.device("cpu")).options._timeout
-    assert found == timedelta(seconds=5.0 + LATER_S)
 
 
 def test_an_error_of_a_process_alone_leaves_no_group_to_the_next_job():
@@ -70,9 +57,7 @@ def test_too_few_open_files_are_refused_before_any_group_is_made(
     tmp_path: Path, launcher: Launcher
 ) -> None:
     program = tmp_path / "joins.py"
-    program.write_text(
-        "from tonari.trainer.watch.launch import join\n\nwith join(device='cpu'):\n    pass\n"
-    )
+    program.write_text("from dataio import join\n\nwith join(device='cpu'):\n    pass\n")
     command = [*launch_command(launcher, 2), str(program)]
     status, said = run_job(
         ["sh", "-c", 'ulimit -n 100 && exec "$@"', "sh", *command], env=None, timeout_s=60

@@ -10,9 +10,13 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from dataio.arguments import find_device
-from dataio.base.errors import DataioError
+from dataio.base.errors import DataioError, WorldError
+from dataio.job.faults import find_cause, is_of_a_peer
+from dataio.job.memory import keep_freed_memory
+from dataio.job.watchdog import Watchdog
 from dataio.world import (
     World,
     claim_open_files,
@@ -21,11 +25,6 @@ from dataio.world import (
     wait_for_rank_0,
     watch_start,
 )
-from tonari.trainer.errors import CheckpointError, ConfigError
-from tonari.trainer.private.messages import HashStore, Store, TCPStore, limit_waits_of_groups
-from tonari.trainer.watch.faults import find_cause, is_of_a_peer
-from tonari.trainer.watch.memory import keep_freed_memory
-from tonari.trainer.watch.watchdog import Watchdog
 
 LATER_S = 30.0
 """How much longer torch waits for a rank than the watchdog, whose message says more."""
@@ -58,12 +57,13 @@ def join(
         silent_s: Longest time without a sign of life of another rank's process, >= 2.
 
     Raises:
-        ConfigError: If there is no CUDA device for this rank.
-        WorldError: If launchers disagree, or too few files may be opened.
+        ValueError: If torch sees no such device.
+        WorldError: If launchers disagree, too few files may be opened, or there are fewer CUDA
+            devices than ranks.
     """
     keep_lines_whole()
-    if device == "cuda":
-        check_gpu()
+    if device != "auto":
+        find_device(device, where="join")
     on_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     if not on_cuda:
         keep_freed_memory()
@@ -98,7 +98,7 @@ def _ending_together(world: World, watchdog: Watchdog) -> Iterator[None]:
                 watchdog.end(cause)
             words = watchdog.fail(cause)
             # A command would turn it into an exit status, and the other ranks would wait for ever.
-            if isinstance(error, (DataioError, ConfigError, CheckpointError)):
+            if isinstance(error, DataioError):
                 wait_for_rank_0(world, error)
                 world.abort(words)
             print(f"[rank {world.rank}] {words}", file=sys.stderr, flush=True)
@@ -107,7 +107,6 @@ def _ending_together(world: World, watchdog: Watchdog) -> Iterator[None]:
 
 def _initialise(backend: str, timeout_s: float) -> None:
     limit = timedelta(seconds=timeout_s + LATER_S)
-    limit_waits_of_groups(limit)
     if dist.is_torchelastic_launched():
         _claim_open_files(int(os.environ["WORLD_SIZE"]))
         with watch_start("init_process_group", timeout_s=timeout_s):
@@ -157,18 +156,6 @@ def _open_store(world: World, limit: timedelta) -> Store:
     return own or TCPStore(host, int(port), world.world_size, timeout=limit)
 
 
-def check_gpu() -> None:
-    """Refuse to train on a GPU that torch does not see.
-
-    Raises:
-        ConfigError: Says what to look at.
-    """
-    try:
-        find_device("cuda")
-    except ValueError as error:
-        raise ConfigError(str(error).replace("Loader: device", "run.device")) from error
-
-
 def own_device(world: World) -> torch.device:
     """Take the CUDA device that is this rank's; raises what `choose_device` does. Collective."""
     seen = [str(torch.cuda.get_device_properties(n).uuid) for n in range(torch.cuda.device_count())]
@@ -188,7 +175,7 @@ def choose_device(world: World, seen: Sequence[str]) -> int:
         Its place in ``seen``.
 
     Raises:
-        ConfigError: If there are fewer devices than ranks.
+        WorldError: If there are fewer devices than ranks.
     """
     found = world.allgather(" ".join(seen).encode(), doing="comparing CUDA devices")
     nodes = world.topology.node_of_rank
@@ -197,9 +184,9 @@ def choose_device(world: World, seen: Sequence[str]) -> int:
         # The launcher has given each rank its own, as srun --gpus-per-task does.
         return 0
     if world.local_rank >= len(seen):
-        raise ConfigError(
+        raise WorldError(
             f"rank {world.rank}: local rank {world.local_rank}, but it sees {len(seen)} CUDA "
             f"devices; start at most {len(seen)} ranks a node, let the launcher show each rank all "
-            "devices of the node or one of its own, or set run.device=cpu"
+            "devices of the node or one of its own, or take the CPU (in TOML run.device=cpu)"
         )
     return world.local_rank

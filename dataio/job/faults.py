@@ -1,7 +1,6 @@
 """Classify an error: what caused it, and whether that was another rank."""
 
-from dataio.base.errors import StallError, WorldError
-from tonari.trainer.errors import CheckpointError
+from dataio.base.errors import DataioError, StallError, WorldError
 
 PEER_WORDS = ("gloo", "connection closed by peer", "connection reset by peer", "nccl")
 
@@ -15,10 +14,11 @@ def find_cause(error: BaseException) -> BaseException:
 
 def is_of_a_peer(error: BaseException) -> bool:
     """Whether an error means that another rank went away or hangs, by what torch writes in it."""
-    if isinstance(error, CheckpointError) and error.__cause__ is not None:
-        # A checkpoint was not written because a peer went away meanwhile.
-        return is_of_a_peer(error.__cause__)
     if isinstance(error, StallError):
+        return True
+    cause = error.__cause__
+    if isinstance(error, DataioError) and cause is not None and is_of_a_peer(cause):
+        # Such as a checkpoint that was not written because a peer went away meanwhile.
         return True
     # Torch raises RuntimeError, our world repeats its words: a file of such a name is no sign.
     words = str(error).lower() if isinstance(error, (RuntimeError, WorldError)) else ""

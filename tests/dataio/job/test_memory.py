@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from tonari.trainer.watch import launch
+from dataio.job import launch
 
 PROGRAM = """
 import resource
 
 import torch
 
-from tonari.trainer.watch.memory import keep_freed_memory
+from dataio.job.memory import keep_freed_memory
 
 
 def step():

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tonari.trainer.watch.judge import Heartbeat, Unchanged, find_culprits, is_late
+from dataio.job.judge import Heartbeat, Unchanged, find_culprits, is_late
 
 HEARTBEAT = Heartbeat(5, "here", 1, step=7, waits=True, place="all_reduce")
 

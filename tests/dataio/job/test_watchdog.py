@@ -13,16 +13,16 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 import pytest
-from torch._C._distributed_c10d import HashStore, Store
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
+from dataio.job import watchdog
+from dataio.job.judge import Heartbeat
+from dataio.job.launch import join
+from dataio.job.process import end_stopped, host_name, open_process
+from dataio.job.watchdog import Watchdog
 from dataio.world import World, run_threads, thread_worlds
 from dataio.world.threads import ThreadTransport
 from tests.stand_ins import SetClock
-from tonari.trainer.watch import watchdog
-from tonari.trainer.watch.judge import Heartbeat
-from tonari.trainer.watch.launch import join
-from tonari.trainer.watch.process import end_stopped, host_name, open_process
-from tonari.trainer.watch.watchdog import Watchdog
 
 OTHER = Heartbeat(0, "another host", 1, step=3, waits=True, place="all_reduce")
 
@@ -170,6 +170,16 @@ def test_only_a_stopped_process_of_this_host_is_ended(monkeypatch: pytest.Monkey
         child.kill()
     # Once: neither while it ran, nor for the other host.
     assert ended == [(child.pid, signal.SIGKILL)]
+
+
+def test_a_rank_is_named_with_its_host_where_there_are_several_and_what_it_does() -> None:
+    watchdog = Watchdog(thread_worlds((2,))[0], None, timeout_s=1.0)
+    assert watchdog._name(1) == "rank 1"
+    watchdog._hosts = ("here", "here")
+    assert watchdog._name(1) == "rank 1"
+    watchdog._hosts = ("here", "there")
+    watchdog.set_roles(["tp 0", "tp 1"])
+    assert watchdog._name(1) == "rank 1 on there (tp 1)"
 
 
 def test_a_job_of_one_rank_is_not_watched_and_costs_nothing() -> None:

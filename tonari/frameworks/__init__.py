@@ -1,0 +1,1 @@
+"""Doors for frameworks that own the loop, a file each; see docs/frameworks.md."""
