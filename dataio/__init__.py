@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from dataio.mixture import Mixture
     from dataio.rows.samples import AsList
 
+__version__ = "0.1.0"
 __all__ = [
     "Array",
     "ArrayFiles",
