@@ -108,7 +108,7 @@ class Show:
 
 def main(argv: list[str]) -> int:
     """Run the command."""
-    options = tyro.cli(Demo, args=argv, prog="tonari demo", description=Demo.__doc__)
+    options = tyro.cli(Demo, args=argv, prog="tonari demo")
     console = Console(stderr=True, quiet=options.json)
     columns = (
         TextColumn("{task.description:<34}"),
