@@ -11,7 +11,7 @@ import torch
 
 from dataio import Int, open_source
 from tonari.demo.data import pack_digits
-from tonari.demo.report import paired_difference, report_words, sentence
+from tonari.demo.report import paired_difference, report_words, sentence, whole_s
 from tonari.demo.run import TrainedRows
 
 EPOCHS = 2
@@ -92,6 +92,12 @@ def test_of_the_hidden_rows_those_of_a_wrong_label_are_counted():
 def made_up(epoch_s, accuracy, staging_s=0.0):
     of_none = {"hidden_fraction": [0.0] * len(epoch_s)}
     return {"epoch_s": epoch_s, "test_accuracy": accuracy, "staging_s": staging_s} | of_none
+
+
+def test_what_workers_take_to_start_counts_when_the_fastest_is_chosen():
+    slow_start, steady = made_up([50.0, 2.4], [0.5] * 2), made_up([2.5, 2.5], [0.5] * 2)
+    assert whole_s(slow_start, 24) > whole_s(steady, 24)
+    assert whole_s(slow_start, 1000) < whole_s(steady, 1000)
 
 
 def test_the_sentence_says_when_nothing_was_gained():

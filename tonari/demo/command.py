@@ -21,9 +21,9 @@ from tonari.demo.data import PackedImages, pack_digits, pack_source
 from tonari.demo.report import (
     Run,
     Runs,
-    later_mean,
     paired_difference,
     report_words,
+    whole_s,
     write_page,
     write_png,
 )
@@ -235,7 +235,7 @@ def _three_runs(
         tries = {
             n: run("dataloader", n, min(TRIAL_EPOCHS, options.epochs)) for n in options.workers
         }
-        best = min(tries, key=lambda workers: later_mean(tries[workers], "epoch_s"))
+        best = min(tries, key=lambda workers: whole_s(tries[workers], options.epochs))
     return {
         "dataloader": {**run("dataloader", best), "num_workers": best},
         "tonari": run("tonari"),

@@ -57,6 +57,11 @@ def later_mean(run: Run, name: str) -> float:
     return sum(later) / len(later)
 
 
+def whole_s(run: Run, num_epochs: int) -> float:
+    """Say how long so many epochs take: workers start in the first one."""
+    return listed(run, "epoch_s")[0] + (num_epochs - 1) * later_mean(run, "epoch_s")
+
+
 def final_accuracy(run: Run) -> float:
     """Mean test accuracy of the last epochs, in [0, 1]."""
     last = listed(run, "test_accuracy")[-LAST_EPOCHS:]
