@@ -5,13 +5,12 @@ import difflib
 import importlib
 import io
 import os
-import re
 import select
 import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from tonari import __version__
@@ -144,9 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(name: str, rest: list[str]) -> int:
     try:
         with _wrapped() if {"-h", "--help"} & {*rest} else contextlib.nullcontext():
-            module = importlib.import_module(COMMANDS[name][0])
-            _join_lines_of_help()
-            status: int = module.main(rest)
+            status: int = importlib.import_module(COMMANDS[name][0]).main(rest)
     except SystemExit as end:
         return _exit_status(end)
     except KeyboardInterrupt:
@@ -187,31 +184,9 @@ def _wrapped() -> Iterator[None]:
         with contextlib.redirect_stdout(printed):
             yield
     finally:
-        for line in _brief(printed.getvalue().splitlines()):
+        for line in printed.getvalue().splitlines():
             # A box's lines are as wide as they should be, with codes of colours on top.
             print(line if line.startswith(("\x1b", "│")) else _fill(line, width))
-
-
-def _brief(lines: Iterable[str]) -> Iterator[str]:
-    """Give what a subcommand is for by its first paragraph: its own --help has the others."""
-    within = kept = False
-    for line in lines:
-        words = re.sub(r"\x1b\[[\d;]*m", "", line)
-        if words.startswith(("╭", "╰")):
-            within = kept = "subcommands" in words
-        elif within:
-            kept = "•" in words or (kept and bool(words.strip("│ ")))
-        if kept or not within:
-            yield line
-
-
-def _join_lines_of_help() -> None:
-    """Have tyro join the lines of docstrings: it breaks them before an indent or a quote."""
-    tyro_strings = sys.modules.get("tyro._strings")
-    if hasattr(tyro_strings, "remove_single_line_breaks"):
-        tyro_strings.remove_single_line_breaks = lambda text: re.sub(
-            r"(?<!\n)[ \t]*\n[ \t]*(?!\s|- )", " ", text
-        ).rstrip()
 
 
 def _fill(line: str, width: int) -> str:
@@ -240,7 +215,7 @@ def _help() -> str:
         for name, (_, words) in COMMANDS.items()
     ]
     about = "Feeds distributed training from next door instead of from the shared filesystem."
-    more = f"`tonari COMMAND --help` says more about a command. This is version {__version__}."
+    more = "tonari COMMAND --help says more about one of them; tonari --version, which this is."
     return "\n".join(
         ["usage: tonari COMMAND ...", "", _fill(about, width), "", *lines, "", _fill(more, width)]
     )

@@ -1,8 +1,6 @@
 """A command that fails says so in one message; what nobody foresaw is raised."""
 
-import itertools
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -111,34 +109,6 @@ def test_exit_statuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert run(monkeypatch, SystemExit("tonari demo: no")) == 1
     assert run(monkeypatch, KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == "tonari demo: no\ntonari demo: interrupted\n"
-
-
-@pytest.mark.parametrize("command", ["demo", "cache stage", "bench io", "rows"])
-def test_help_breaks_no_line_before_it_is_full(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert cli.main([*command.split(), "--help"]) == 0
-    lines = [line.strip("│") for line in capsys.readouterr().out.splitlines()]
-    torn = [
-        (line, later)
-        for line, later in itertools.pairwise(lines)
-        if re.match(r" {13,}[^\s-]", line) and re.match(r" {13,}[a-z]", later)
-        if len(line.rstrip()) + 1 + len(later.split()[0]) < 77
-    ]
-    assert not torn
-
-
-def test_the_help_of_several_commands_says_of_each_what_it_is_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert cli.main(["bench", "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.count("•") == 5
-    assert len(shown.splitlines()) < 32
-    assert cli.main(["bench", "io", "--help"]) == 0
-    assert "Patterns: file_per_sample opens" in capsys.readouterr().out
 
 
 def test_a_missing_extra_is_named(
