@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from dataio.mixture import Mixture
     from dataio.rows.samples import AsList, Tuples
 
+__version__ = "0.1.0"
 __all__ = [
     "Array",
     "ArrayFiles",

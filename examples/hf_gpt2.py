@@ -1,6 +1,6 @@
 r"""Hugging Face's GPT-2, tied embeddings and dropout included, on any mesh.
 
-    pip install 'tonari[hf]'
+    pip install '.[hf]'
     tonari train examples/hf_gpt2.toml data.train=PATH/tinyshakespeare.txt
     mpiexec -n 2 tonari train ... mesh.pp=2        # cut between its blocks
     mpiexec -n 2 tonari train ... mesh.tp=2

@@ -17,6 +17,7 @@ from importance.seta import SeTa
 from importance.stopped_learning import StoppedLearning
 from importance.weighted import Weighted
 
+__version__ = "0.1.0"
 __all__ = [
     "Auto",
     "CostAware",

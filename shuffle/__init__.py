@@ -12,6 +12,7 @@ from shuffle.policies import Global, Partial
 if TYPE_CHECKING:
     from shuffle.models.exchange import ModelExchange
 
+__version__ = "0.1.0"
 __all__ = ["Global", "Local", "ModelExchange", "Partial", "equal_exchange"]
 
 

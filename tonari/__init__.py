@@ -2,4 +2,6 @@
 
 from tonari.names import require_names
 
+__version__ = "0.1.0"
+
 require_names()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dataio.base.errors import CacheError
+from dataio.base.errors import CacheError, install_command
 from dataio.base.filesystem import (
     MEMORY_BACKED,
     cache_directory,
@@ -94,11 +94,11 @@ def check_packages() -> Finding:
     found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     missing = [name for name in CORE if not versions[name]]
     if missing:
-        cure = f"{', '.join(missing)} missing: pip install tonari"
+        cure = f"{', '.join(missing)} missing: pip install {' '.join(missing)}"
         return Finding("packages", "broken", found, cure)
     extras = sorted({extra for name, extra in OPTIONAL.items() if not versions[name]})
     if extras:
-        cure = f"if you need them: pip install 'tonari[{','.join(extras)}]'"
+        cure = f"if you need them: {install_command(','.join(extras))}"
         return Finding("packages", "look", f"{found}; without extras {', '.join(extras)}", cure)
     return Finding("packages", "fine", found)
 
@@ -107,7 +107,7 @@ def check_pictures() -> Finding:
     """Find the library that decodes regions of JPEG pictures."""
     library = turbojpeg()
     if library is None:
-        cure = "for quicker random crops: pip install 'tonari[images]', or libjpeg-turbo 3"
+        cure = f"for quicker random crops: {install_command('images')}, or libjpeg-turbo 3"
         return Finding("pictures", "look", "JPEGs are decoded whole, by simplejpeg", cure)
     return Finding("pictures", "fine", f"regions of JPEGs by {library._name}")
 

@@ -3,7 +3,6 @@
 import contextlib
 import difflib
 import importlib
-import importlib.metadata
 import io
 import os
 import select
@@ -13,6 +12,8 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
+
+from tonari import __version__
 
 COMMANDS = {
     "demo": ("tonari.demo.command", "train the same model three ways on this machine, and compare"),
@@ -129,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_help())
         return 0
     if name == "--version":
-        print(f"tonari {importlib.metadata.version('tonari')}")
+        print(f"tonari {__version__}")
         return 0
     if name not in COMMANDS:
         print(_unknown(name), file=sys.stderr)
@@ -150,7 +151,9 @@ def _run(name: str, rest: list[str]) -> int:
         extra = EXTRAS.get(error.name or "")
         if extra is None:
             raise
-        need = f"needs {error.name}, which is not installed; run `pip install 'tonari[{extra}]'`"
+        from dataio.base.errors import install_command
+
+        need = f"needs {error.name}, which is not installed; run `{install_command(extra)}`"
         print(f"tonari {name}: {need}", file=sys.stderr)
         return FAILED
     except Exception as error:

@@ -15,10 +15,11 @@ def mpiexec_command(num_ranks: int) -> list[str]:
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:
         # Not before: it imports the loader, and what starts ranks is light.
+        from dataio.base.errors import install_command
         from tonari.errors import CommandError
 
         raise CommandError(
             "mpiexec: found neither beside this Python nor on PATH, expected it to start ranks; "
-            "pip install 'tonari[mpi-bundled]', or load your site's MPI module"
+            f"{install_command('mpi-bundled')}, or load your site's MPI module"
         )
     return [found, "-n", str(num_ranks)]

@@ -6,7 +6,7 @@ from pathlib import Path
 from tonari.checks import Finding
 from tonari.names import HERE, NAMES, describe, expected, origin, taken
 
-AGAIN = "`pip install --force-reinstall --no-deps tonari`"
+AGAIN = "`pip install --force-reinstall --no-deps` with the wheel file, or `.` in a checkout"
 
 
 def check_names() -> Finding:

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from dataio.base.errors import WorldError
+from dataio.base.errors import WorldError, install_command
 from dataio.world import World, discover_world, watch_start
 from dataio.world.discover import choose_medium
 from tonari.checks import LAUNCHER_NAMES, LAUNCHER_PREFIXES, Finding
@@ -83,7 +83,8 @@ def exchange(world: World) -> str:
 def probe_mpi(ranks: int, *, timeout_s: float) -> Finding:
     """Start ranks under mpiexec and let them exchange bytes."""
     if importlib.util.find_spec("mpi4py") is None:
-        cure = "for jobs under mpiexec: pip install 'tonari[mpi]', or 'tonari[mpi-bundled]'"
+        bundled = install_command("mpi-bundled")
+        cure = f"for jobs under mpiexec: {bundled}, or its extra mpi for the MPI of your site"
         return Finding("MPI", "look", "mpi4py is not installed", cure)
     try:
         command = mpiexec_command(ranks)
@@ -92,7 +93,7 @@ def probe_mpi(ranks: int, *, timeout_s: float) -> Finding:
         return Finding("MPI", "broken", found, cure)
     cure = (
         "mpi4py and mpiexec must come from one MPI: load your site's MPI module and run `pip "
-        "install --no-binary mpi4py --force-reinstall mpi4py`, or pip install 'tonari[mpi-bundled]'"
+        f"install --no-binary mpi4py --force-reinstall mpi4py`, or {install_command('mpi-bundled')}"
     )
     return _probe("MPI", [*command, sys.executable], ranks, timeout_s=timeout_s, cure=cure)
 

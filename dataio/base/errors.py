@@ -6,6 +6,17 @@ from typing import NamedTuple
 from dataio.base.location import shown
 
 
+def install_command(extras: str) -> str:
+    """Give the command that adds extras of Tonari to this Python, as it was installed.
+
+    No package index has Tonari. pip takes the one that a wheel installed; a checkout may only lie
+    on PYTHONPATH.
+    """
+    root = Path(__file__).parents[2]
+    where = f"-e '{root}" if (root / "pyproject.toml").exists() else "'tonari"
+    return f"pip install {where}[{extras}]'"
+
+
 class About(NamedTuple):
     """The sample that an error is about.
 

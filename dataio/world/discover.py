@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from dataio.base.errors import WorldError
+from dataio.base.errors import WorldError, install_command
 from dataio.world.abandoned import remove_abandoned
 from dataio.world.abort import install_abort_hooks, keep_lines_whole
 from dataio.world.base import Bytes, Request, Transport
@@ -156,13 +156,13 @@ def _open_mpi(timeout_s: float) -> Transport:
     except ModuleNotFoundError as error:
         raise WorldError(
             f"world: {claim.words} say that MPI started this process, but mpi4py is not installed; "
-            f"run `pip install 'tonari[mpi]'` in this environment"
+            f"run `{install_command('mpi')}` in this environment"
         ) from error
     except (ImportError, RuntimeError) as error:
         raise WorldError(
             f"world: {claim.words} say that MPI started this process, but mpi4py cannot load an "
-            f"MPI library: {error}; load the module of the MPI whose launcher you use, or run `pip "
-            "install 'tonari[mpi-bundled]'`"
+            f"MPI library: {error}; load the module of the MPI whose launcher you use, or run "
+            f"`{install_command('mpi-bundled')}`"
         ) from error
     if claim.world_size not in (None, transport.world_size) or claim.rank != transport.rank:
         raise WorldError(

@@ -15,8 +15,9 @@ import pytest
 from filelock import FileLock  # torch brings it
 
 ROOT = Path(__file__).parents[2]
-FILES = (
-    "pyproject.toml setup.py MANIFEST.in README.md LICENSE CHANGELOG.md constraints.txt Makefile"
+JUNK = (
+    "runs/a/metrics.jsonl examples/runs/a/metrics.jsonl docs/runs/log tests/.hypothesis/x "
+    "examples/__pycache__/x.pyc build/x .venv/x"
 )
 PACKAGES = "dataio importance shuffle tonari".split()
 BUILD = "import sys; from setuptools import build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])"
@@ -50,15 +51,25 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def tracked() -> list[str]:
+    """List the files of the tree that are git's, or are about to be."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if listed.returncode:
+        pytest.skip(f"needs the repository: {listed.stderr}")
+    return [name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()]
+
+
 def make_wheel(work: Path) -> None:
     source = work / "source"
-    source.mkdir(parents=True)
-    for name in FILES.split():
-        shutil.copy(ROOT / name, source)
-    for name in (*PACKAGES, "examples", "benchmarks"):
-        shutil.copytree(
-            ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
-        )
+    for name in tracked():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
+    for name in JUNK.split():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).touch()
     with tarfile.open(build("sdist", source, work)) as sdist:
         sdist.extractall(work / "sdist", filter="data")
     (unpacked,) = (work / "sdist").iterdir()

@@ -56,6 +56,7 @@ def test_each_distribution_stays_whole_when_another_comes_or_goes(
     with_theirs = there()
     install(wheel)
     with_ours = there()
+    pip("install", "--no-deps", "--no-index", "tonari[cli]")  # what messages name: it is there
     assert with_theirs.items() <= with_ours.items()
     added = {
         path.relative_to(site).parts[0]

@@ -59,6 +59,13 @@ def test_a_start_reads_no_record_of_packages(run_on: Run, layout: Layout) -> Non
     assert ended.stdout == "False"
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_command_that_adds_an_extra_names_what_pip_finds(run_on: Run, layout: Layout) -> None:
+    program = "from dataio.base.errors import install_command; print(install_command('cli'))"
+    where = {"checkout": f"-e '{ROOT}[cli]'", "wheel": "'tonari[cli]'"}[layout]
+    assert run_on(layout, "-W", "error", "-c", program).stdout == f"pip install {where}\n"
+
+
 def write(directory: Path, name: str) -> Path:
     """Make a file or package of another's, and give the path that Python shows."""
     path = directory / (name if name.endswith(".py") else f"{name}/__init__.py")

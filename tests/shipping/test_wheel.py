@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.shipping.conftest import PACKAGES, ROOT
+from tests.shipping.conftest import PACKAGES, ROOT, tracked
 
 pytestmark = pytest.mark.thorough
-
-KINDS = {".py", ".typed", ".jinja", ".html"}
 
 
 @pytest.fixture(scope="session")
@@ -21,15 +19,11 @@ def files(wheel: Path) -> dict[str, bytes]:
 
 def tree() -> dict[str, bytes]:
     """Read what a wheel is to hold, by its place there."""
-    found = {
-        path.relative_to(ROOT).as_posix(): path.read_bytes()
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*")
-        if path.is_file() and path.suffix in KINDS
-    }
-    for path in (ROOT / "examples").rglob("*"):
-        if path.is_file() and "__pycache__" not in path.parts:
-            found[f"tonari/{path.relative_to(ROOT).as_posix()}"] = path.read_bytes()
+    found = {}
+    for name in tracked():
+        top = name.partition("/")[0]
+        if top in (*PACKAGES, "examples"):
+            found[f"tonari/{name}" if top == "examples" else name] = (ROOT / name).read_bytes()
     return found
 
 

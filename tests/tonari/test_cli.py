@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dataio.base.errors import ExchangeError, StallError
+from dataio.base.errors import ExchangeError, StallError, install_command
 from tests.multirank import RunRanks
 from tonari import cli
 from tonari.errors import CommandError
@@ -115,7 +115,7 @@ def test_a_missing_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, ModuleNotFoundError("No module", name="matplotlib")) == 1
-    assert "run `pip install 'tonari[report]'`" in capsys.readouterr().err
+    assert f"run `{install_command('report')}`" in capsys.readouterr().err
 
 
 @pytest.mark.multirank

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dataio.base.errors import install_command
 from dataio.base.filesystem import Filesystem
 from dataio.rows import jpeg
 from tests.multirank import Launcher, launch_command, run_job
@@ -34,10 +35,10 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_version", lambda name: None if name in absent else "1.0")
     assert told(checks.check_packages()) == (
         "look",
-        "if you need them: pip install 'tonari[report]'",
+        f"if you need them: {install_command('report')}",
     )
     absent.add("numpy")
-    assert told(checks.check_packages()) == ("broken", "numpy missing: pip install tonari")
+    assert told(checks.check_packages()) == ("broken", "numpy missing: pip install numpy")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_pictures_are_decoded_by_what_is_there(monkeypatch):
     jpeg.turbojpeg.cache_clear()
     assert told(checks.check_pictures()) == (
         "look",
-        "for quicker random crops: pip install 'tonari[images]', or libjpeg-turbo 3",
+        f"for quicker random crops: {install_command('images')}, or libjpeg-turbo 3",
     )
     monkeypatch.undo()
     jpeg.turbojpeg.cache_clear()

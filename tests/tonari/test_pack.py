@@ -70,7 +70,7 @@ def test_parquet_columns_become_fields(parquet: Path, tmp_path: Path) -> None:
 
 def test_what_is_packed_is_a_source(parquet: Path, tmp_path: Path) -> None:
     main(["pack", str(parquet), str(tmp_path / "out"), "--shard-samples", "10"])
-    assert open_source(str(tmp_path / "out" / "train-{000000..000002}.tar")).num_samples == NUM_ROWS
+    assert open_source(str(tmp_path / "out" / "out-{000000..000002}.tar")).num_samples == NUM_ROWS
 
 
 def test_a_seed_orders_the_same_samples_anew(parquet: Path, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_seed_orders_the_same_samples_anew(parquet: Path, tmp_path: Path) -> N
 def test_the_same_samples_make_the_same_bytes(parquet: Path, tmp_path: Path) -> None:
     for name in "ab":
         main(["pack", str(parquet), str(tmp_path / name)])
-    files = [(tmp_path / name / "train-000000.tar").read_bytes() for name in "ab"]
+    files = [(tmp_path / name / f"{name}-000000.tar").read_bytes() for name in "ab"]
     assert files[0] == files[1]
 
 

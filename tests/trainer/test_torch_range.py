@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from dataio.base import toml
+from dataio.base.errors import install_command
 from tonari import checks, cli
 from tonari.trainer.torch_range import RANGE, TorchVersionError, check_torch
 
 PROJECT = toml.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 NOTICE = (
     r"trainer: found torch 2.4.0\+cu121, expected torch>=2.11,<2.16, .*; "
-    r"run `pip install 'tonari\[trainer\]'`, or use dataio"
+    r"run `pip install .*\[trainer\]'`, or use dataio"
 )
 
 
@@ -67,7 +68,7 @@ def test_the_doctor_names_the_range_and_the_cure() -> None:
     finding = checks.check_trainer()
     assert finding.verdict == "look"
     assert "expected torch>=2.11,<2.16" in finding.found
-    assert finding.cure.startswith("run `pip install 'tonari[trainer]'`")
+    assert finding.cure.startswith(f"run `{install_command('trainer')}`")
 
 
 def test_the_doctor_is_content_with_this_torch() -> None:

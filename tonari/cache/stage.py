@@ -39,7 +39,8 @@ class Stage:
     """Read a dataset into this node's cache; under mpiexec or srun, each node its part.
 
     A job that is later started with the same source and fields, on as many ranks a node, starts
-    warm. What is there already is not read again: a staging that was killed goes on.
+    warm. What is there already is not read again: a staging that was killed goes on, but for what
+    it read in its last 20 s.
     """
 
     source: Annotated[str, tyro.conf.Positional]

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import os
 import subprocess
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,7 @@ def code_facts() -> dict[str, Any]:
             done = subprocess.run(asked, capture_output=True, text=True, check=False)
             commit = done.stdout.strip()
     return {
-        "version": version("tonari"), "order_version": ORDER_VERSION, "commit": commit or None,
+        "version": dataio.__version__, "order_version": ORDER_VERSION, "commit": commit or None,
         "sha256": digest.hexdigest(),
     }  # fmt: skip
 

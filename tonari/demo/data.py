@@ -33,6 +33,7 @@ class PackedImages:
         image_shape: Height, width, channels.
         num_classes: One more than the largest label.
         tar_bytes: Of all shards.
+        wrong: Sample ids of the training samples whose label is another class's.
     """
 
     directory: Path
@@ -44,25 +45,30 @@ class PackedImages:
     image_shape: tuple[int, int, int]
     num_classes: int
     tar_bytes: int
+    wrong: list[int]
 
 
-def pack_digits(directory: Path) -> PackedImages:
-    """Pack scikit-learn's 1,797 handwritten digits, 8 x 8 grey, as PNG."""
+def pack_digits(directory: Path, *, wrong_labels: float) -> PackedImages:
+    """Pack scikit-learn's 1,797 handwritten digits, 8 x 8 grey, as PNG; see `pack_source`."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     pixels = (digits.images * (255 / 16)).astype(np.uint8)
     images = [_png(image) for image in pixels]
-    return _pack(directory, images, digits.target.astype(np.int64), extension="png", channels=1)
+    labels = digits.target.astype(np.int64)
+    return _pack(directory, images, labels, wrong_labels, extension="png", channels=1)
 
 
-def pack_source(spec: str, directory: Path, *, max_samples: int) -> PackedImages:
+def pack_source(
+    spec: str, directory: Path, *, max_samples: int, wrong_labels: float
+) -> PackedImages:
     """Pack images and labels (``cls``) of any supported source.
 
     Args:
         spec: Tar pattern or Parquet.
         directory: Where the shards go.
         max_samples: Take this many, at random; 0 takes all.
+        wrong_labels: Fraction of the training labels that become another class's, at random.
 
     Raises:
         SourceError: If the source cannot be read or has none of the known image fields.
@@ -80,7 +86,8 @@ def pack_source(spec: str, directory: Path, *, max_samples: int) -> PackedImages
         starts = [0, *ends[:-1]]
         images += [rows.variable[0][a:b].tobytes() for a, b in zip(starts, ends, strict=True)]
         labels.append(rows.fixed[0].view(np.int64)[:, 0])
-    return _pack(directory, images, np.concatenate(labels), extension=extension, channels=3)
+    found = np.concatenate(labels)
+    return _pack(directory, images, found, wrong_labels, extension=extension, channels=3)
 
 
 def _image_extension(source: Source) -> str:
@@ -100,12 +107,19 @@ def _pack(
     directory: Path,
     images: Sequence[bytes],
     labels: NDArray[np.int64],
+    wrong_labels: float,
     *,
     extension: str,
     channels: int,
 ) -> PackedImages:
     order = generator(key(0, "demo split")).permutation(len(images))
     num_test = int(len(images) * TEST_FRACTION)
+    num_train, num_classes = len(images) - num_test, int(labels.max()) + 1
+    rng = generator(key(0, "demo labels"))
+    wrong = rng.choice(num_train, round(wrong_labels * num_train), replace=False)
+    labels = labels.copy()
+    labels[order[num_test:][wrong]] += rng.integers(1, max(num_classes, 2), len(wrong))
+    labels %= num_classes
 
     def samples(numbers: NDArray[np.int64]) -> Iterator[Mapping[str, str | bytes]]:
         for number in numbers.tolist():
@@ -127,12 +141,13 @@ def _pack(
         directory,
         train,
         test,
-        len(images) - num_test,
+        num_train,
         num_test,
         extension,
         (height, width, channels),
-        int(labels.max()) + 1,
+        num_classes,
         tar_bytes=sum(Path(path).stat().st_size for path in train + test),
+        wrong=wrong.tolist(),
     )
 
 

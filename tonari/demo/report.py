@@ -57,6 +57,11 @@ def later_mean(run: Run, name: str) -> float:
     return sum(later) / len(later)
 
 
+def whole_s(run: Run, num_epochs: int) -> float:
+    """Say how long so many epochs take: workers start in the first one."""
+    return listed(run, "epoch_s")[0] + (num_epochs - 1) * later_mean(run, "epoch_s")
+
+
 def final_accuracy(run: Run) -> float:
     """Mean test accuracy of the last epochs, in [0, 1]."""
     last = listed(run, "test_accuracy")[-LAST_EPOCHS:]
@@ -89,12 +94,23 @@ def table(runs: Runs, title: str) -> Table:
         row("later epochs, each", lambda r: f"{later_mean(r, 'epoch_s'):.2f} s"),
         row("waiting for data in each", lambda r: f"{later_mean(r, 'wait_s'):.2f} s"),
         row("accuracy, last 3 epochs", lambda r: f"{final_accuracy(r):.1%}"),
-        row("shared directory, first epoch", lambda r: megabytes(listed(r, "source_bytes")[0])),
+        row("shared directory, all epochs", lambda r: megabytes(sum(listed(r, "source_bytes")))),
         row("shared directory, later epochs", lambda r: megabytes(later_mean(r, "source_bytes"))),
         row("rows exchanged an epoch", lambda r: f"{later_mean(r, 'exchanged_rows'):.0f}"),
         row("rows hidden", lambda r: f"{later_mean(r, 'hidden_fraction'):.0%}"),
+        row(
+            "of the hidden, labels wrong",
+            lambda r: f"{share:.0%}" if (share := wrong_share(r)) else UNKNOWN,
+        ),
     ]
     return Table(["", *(NAMES[kind] for kind in runs)], rows, title)
+
+
+def wrong_share(run: Run) -> float:
+    """Say which share of all rows that were hidden has a wrong label, in [0, 1]; 0 if none was."""
+    hidden = listed(run, "hidden_fraction")
+    wrong = zip(hidden, listed(run, "hidden_wrong_fraction"), strict=True)
+    return sum(part * share for part, share in wrong) / sum(hidden) if sum(hidden) else 0.0
 
 
 def caption(runs: Runs) -> str:
@@ -102,10 +118,10 @@ def caption(runs: Runs) -> str:
     return f"DataLoader with {runs['dataloader']['num_workers']} workers, the best of those tried"
 
 
-def report_words(seeds: Sequence[Runs], swept: dict[float, Runs], tar_bytes: int) -> str:
+def report_words(seeds: Sequence[Runs], swept: dict[float, Runs], data: str) -> str:
     """Write the tables and the sentences."""
     runs = seeds[0]
-    lines = table(runs, f"{tar_bytes / 1e6:.1f} MB of tar shards").text()
+    lines = table(runs, data).text()
     lines += [f"  {caption(runs)}", "", sentence(runs)]
     if len(swept) > 1:
         lines += ["", *sweep_table(swept).text()]
@@ -121,22 +137,25 @@ def sentence(runs: Runs) -> str:
     points = 100 * (final_accuracy(ours) - final_accuracy(base))
     accuracy = f"accuracy {points:+.1f} points"
     paid = _paid_epoch(base, ours)
+    hiding = _hiding(ours, runs["tonari_hiding"])
     if ratio <= 1.05:
         return (
-            f"Nothing was gained: later epochs take {1 / ratio:.2f} times the DataLoader's time "
-            f"({accuracy}); the shared directory is fast enough here."
+            f"Nothing was gained by staging: later epochs take {1 / ratio:.2f} times the "
+            f"DataLoader's time ({accuracy}); the shared directory is fast enough here; {hiding}."
         )
     when = f"staging had paid after {_epochs(paid)}" if paid else "staging had not paid by the end"
-    faster = later_mean(ours, "epoch_s") / later_mean(runs["tonari_hiding"], "epoch_s")
-    hiding = (
-        f"hiding easy rows makes them another {faster:.2f} times shorter"
-        if faster > 1
-        else f"hiding easy rows saved no time here ({faster:.2f} times)"
-    )
     return (
         f"Gained: later epochs are {ratio:.1f} times shorter than the DataLoader's and read "
         f"nothing from the shared directory ({accuracy}); {when}; {hiding}."
     )
+
+
+def _hiding(ours: Run, hides: Run) -> str:
+    hidden = later_mean(hides, "hidden_fraction")
+    faster = later_mean(ours, "epoch_s") / later_mean(hides, "epoch_s")
+    points = 100 * (final_accuracy(hides) - final_accuracy(ours))
+    time = f"makes them {faster:.2f} times shorter" if faster > 1 else "saves no time here"
+    return f"hiding {hidden:.0%} of the rows {time} ({points:+.1f} points beside hiding none)"
 
 
 def _epochs(count: int) -> str:

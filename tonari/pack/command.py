@@ -1,6 +1,7 @@
 """`tonari pack`: images or rows into WebDataset tar shards, documents into shards of tokens."""
 
 import json as json_module
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -46,8 +47,8 @@ class Pack:
     columns: str | None = None
     """Parquet columns to pack, with commas between them: all, unless given. A column `key` or
     `__key__` names the samples."""
-    prefix: str = "train"
-    """Begins the names of the shards."""
+    prefix: str = ""
+    """Begins the names of the shards; defaults to DST's name, so that data/val has val-*."""
     tokenizer: str | None = None
     """Pack text: `bytes`, a tokenizer.json, or a local directory that holds one."""
     text: str = "text"
@@ -66,7 +67,7 @@ class Pack:
             raise ValueError("give --shard-bytes or --shard-samples, not both")
         if self.shard_samples is not None and self.shard_samples < 1:
             raise ValueError(f"--shard-samples is {self.shard_samples}, must be >= 1")
-        if not self.prefix or any(c in "/. \t\n" for c in self.prefix):
+        if re.search(r"[/.\s]", self.prefix):
             raise ValueError(f"--prefix is {self.prefix!r}, must hold no dots, slashes or spaces")
         parse_bytes(self.shard_bytes or "64MiB")
         of_rows = (self.shard_samples, self.shuffle_seed, self.columns)
@@ -75,6 +76,11 @@ class Pack:
                 "--tokenizer packs text, which takes no --shard-samples, --shuffle-seed or "
                 "--columns: give --shard-bytes and --text; training shuffles"
             )
+
+    @property
+    def begin(self) -> str:
+        """What the names of shards begin with."""
+        return self.prefix or re.sub(r"[/.\s]+", "-", self.dst.resolve().name) or "data"
 
     @property
     def most_bytes(self) -> int | None:
@@ -101,7 +107,7 @@ def main(argv: list[str]) -> int:
         shards = write_shards(
             _counted(packed.samples, packed.num_samples),
             options.dst,
-            prefix=options.prefix,
+            prefix=options.begin,
             shard_samples=options.shard_samples,
             shard_bytes=options.most_bytes,
             classes=packed.classes,
@@ -117,7 +123,7 @@ def _pack_text(options: Pack, tokenizer: str) -> int:
         options.dst,
         open_tokenizer(tokenizer),
         end=options.end,
-        prefix=options.prefix,
+        prefix=options.begin,
         shard_bytes=parse_bytes(options.shard_bytes or "256MiB"),
         overwrite=options.overwrite,
     )
@@ -127,7 +133,7 @@ def _pack_text(options: Pack, tokenizer: str) -> int:
         return 0
     print(
         f"packed {info.documents:,} documents, {info.tokens:,} tokens of {info.vocabulary:,}, into "
-        f"{len(info.shards):,} shards: {options.dst / options.prefix}-*.bin"
+        f"{len(info.shards):,} shards: {options.dst / options.begin}-*.bin"
     )
     return 0
 
@@ -150,5 +156,5 @@ def _report(options: Pack, shards: list[Path], num_samples: int) -> None:
         return
     print(
         f"packed {num_samples:,} samples into {len(shards):,} shards, {format_bytes(num_bytes)}: "
-        f"{options.dst / options.prefix}-*.tar"
+        f"{options.dst / options.begin}-*.tar"
     )

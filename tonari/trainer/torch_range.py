@@ -7,6 +7,8 @@ import re
 
 import torch
 
+from dataio.base.errors import install_command
+
 OLDEST = (2, 11)
 ABOVE_NEWEST = (2, 16)
 """The first version that nobody has run the trainer's tests on."""
@@ -30,7 +32,7 @@ def check_torch(version: str) -> None:
     if numbers is None or not OLDEST <= (int(numbers[1]), int(numbers[2])) < ABOVE_NEWEST:
         raise TorchVersionError(
             f"trainer: found torch {version}, expected torch{RANGE}, whose pipeline and "
-            "checkpoint interfaces it is tested on; run `pip install 'tonari[trainer]'`, or use "
+            f"checkpoint interfaces it is tested on; run `{install_command('trainer')}`, or use "
             "dataio, shuffle and importance alone, which work on this torch with a loop of your own"
         )
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from dataio.base.errors import FieldError, SourceError
+from dataio.base.errors import FieldError, SourceError, install_command
 from dataio.rows.fields import Field, Raw
 from dataio.source.base import SeekPoint, Shard
 from dataio.source.formats.example import Features, read_example
@@ -121,7 +121,7 @@ def _masked_crc(data: bytes | memoryview) -> int:
     except ModuleNotFoundError as error:
         raise SourceError(
             "TFRecord: google-crc32c is not installed, expected it to check records; run "
-            "`pip install 'tonari[tfrecord]'`"
+            f"`{install_command('tfrecord')}`"
         ) from error
     crc = google_crc32c.value(bytes(data))
     return int(((crc >> 15 | crc << 17) + MASK) & 0xFFFFFFFF)

@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dataio.base.errors import SourceError
+from dataio.base.errors import SourceError, install_command
 
 BYTES = "bytes"
 """Names the tokenizer whose tokens are the bytes of the text in UTF-8."""
@@ -104,7 +104,7 @@ class FileTokenizer:
         except ModuleNotFoundError as error:
             raise SourceError(
                 f"{path}: tokenizers is not installed, expected it to read this file; run "
-                "`pip install 'tonari[text]'`"
+                f"`{install_command('text')}`"
             ) from error
         self.name = str(path)
         try:

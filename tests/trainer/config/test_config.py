@@ -24,6 +24,7 @@ from importance import (
     policies,
 )
 from tonari.trainer.config.config import Config, load_config
+from tonari.trainer.config.settings import ELSEWHERE
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.run.build import lay_out, make_importance
 
@@ -60,6 +61,7 @@ def test_a_list_of_patterns_is_taken(tmp_path: Path) -> None:
     [
         ("run.epocs=3", r"run.toml: run.epocs is unknown; did you mean run.epochs\? Known here"),
         ("runn.epochs=3", r"runn is unknown; did you mean run\?"),
+        *((f"{theirs}=1", rf"did you mean {ours}\?") for theirs, ours in ELSEWHERE.items()),
         ("run.epochs=0", r"run.epochs is 0, expected a whole number >= 1; correct it in the file"),
         ("run.epochs=1.5", r"run.epochs is 1.5, expected a whole number >= 1"),
         ("run.epochs=true", r"run.epochs is True, expected a whole number >= 1"),

@@ -22,6 +22,14 @@ Kind = TypeVar("Kind", bound="Section")
 SHORT = ""
 """In a group's table the key of what was given in place of the whole: its first field."""
 
+ELSEWHERE = {
+    "optimizer.learning_rate": "optimizer.lr", "optimizer.grad_clip": "optimizer.clip",
+    "optimizer.gradient_accumulation_steps": "optimizer.accumulate", "mesh.fsdp": "mesh.dp_shard",
+    "mesh.ddp": "mesh.dp_replicate", "run.max_epochs": "run.epochs",
+    "run.output_dir": "run.directory",
+}  # fmt: skip
+"""What other trainers call a key."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
@@ -163,9 +171,9 @@ def checked_setting(key: str, value: object, hint: object) -> object:
 def check_known(key: str, known: Mapping[str, object]) -> None:
     """Refuse a key that is not among the known ones, and guess which was meant."""
     if key not in known:
-        raise ConfigError(
-            f"{key} is unknown; did you mean {nearest(key, known)}? Known here: {', '.join(known)}"
-        )
+        meant = ELSEWHERE.get(key)
+        guess = meant if meant in known else nearest(key, known)
+        raise ConfigError(f"{key} is unknown; did you mean {guess}? Known here: {', '.join(known)}")
 
 
 def check_setting(key: str, value: object, hint: object) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import Self
 
+from dataio.base.errors import install_command
 from dataio.base.lines import checked_line, parse_checked_line
 from tonari.trainer.errors import ConfigError
 
@@ -102,7 +103,7 @@ def import_writer() -> "type[SummaryWriter]":
     except ImportError as error:
         raise ConfigError(
             f"run.tensorboard is true, but tensorboard cannot be imported ({error}); "
-            "pip install 'tonari[tensorboard]', or set run.tensorboard=false: metrics.jsonl "
+            f"{install_command('tensorboard')}, or set run.tensorboard=false: metrics.jsonl "
             "has the same figures"
         ) from error
     return SummaryWriter

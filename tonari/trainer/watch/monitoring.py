@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from dataio.base.errors import install_command
 from dataio.metrics import Metric, loader_metrics, number, prometheus_text, replace_text
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.watch.metrics import Line
@@ -171,8 +172,8 @@ def import_exporter() -> "type[MetricExporter]":
         importlib.import_module("opentelemetry.sdk.metrics.export")
     except ImportError as error:
         raise ConfigError(
-            f"run.otel is true, but OpenTelemetry cannot be imported ({error}); pip install "
-            "'tonari[otel]', or set run.otel=false: metrics.jsonl has the same figures"
+            f"run.otel is true, but OpenTelemetry cannot be imported ({error}); "
+            f"{install_command('otel')}, or set run.otel=false: metrics.jsonl has the same figures"
         ) from error
     exporter: type[MetricExporter] = module.OTLPMetricExporter
     return exporter

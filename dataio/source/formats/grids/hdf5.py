@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.errors import SourceError
+from dataio.base.errors import SourceError, install_command
 from dataio.source.formats.grids.raw import RawArray
 from dataio.source.formats.grids.variables import Box, PlainFormat, Variable, contiguous_chunks
 from dataio.source.storage.file_object import PagedFileObject
@@ -146,6 +146,6 @@ def _h5py(path: str) -> Any:
     except ModuleNotFoundError as error:
         raise SourceError(
             f"{path}: is an HDF5 or NetCDF-4 file, and h5py, which reads it, is not installed; run "
-            "`pip install 'tonari[hdf5]'` on every node"
+            f"`{install_command('hdf5')}` on every node"
         ) from error
     return h5py

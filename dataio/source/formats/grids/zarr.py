@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dataio.base.errors import SourceError
+from dataio.base.errors import SourceError, install_command
 from dataio.source.formats.grids.npz import ONE_ARRAY
 from dataio.source.formats.grids.variables import Box, Variable
 from dataio.source.storage.files import Storage
@@ -106,6 +106,6 @@ def _zarr(path: str) -> Any:
     except ModuleNotFoundError as error:
         raise SourceError(
             f"{path}: is a Zarr store, and zarr, which reads it, is not installed; run "
-            "`pip install 'tonari[zarr]'` on every node"
+            f"`{install_command('zarr')}` on every node"
         ) from error
     return zarr
