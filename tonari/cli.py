@@ -20,6 +20,7 @@ COMMANDS = {
     "init": ("tonari.init.command", "write a config, a loop and a batch script to begin with"),
     "pack": ("tonari.pack.command", "turn Parquet or images into tar shards, text into tokens"),
     "train": ("tonari.train.command", "train a model as a TOML file says, alone or on many ranks"),
+    "runs": ("tonari.runs.command", "list runs: how far they are, what they cost; a page of one"),
     "verify": (
         "tonari.verify.command",
         "compare some steps on a mesh with one process of plain torch, tensor by tensor",

@@ -22,7 +22,7 @@ from tonari.cli import main
 from tonari.trainer.config.config import build_config
 from tonari.trainer.config.saved import read_settings
 from tonari.trainer.errors import ConfigError
-from tonari.trainer.run.outputs import keep_settings, open_logs
+from tonari.trainer.run.outputs import note_start, open_logs
 from tonari.trainer.watch.plan import plan_settings
 
 # In two parts: lines of this file stand in tracebacks.
@@ -253,8 +253,9 @@ def test_settings_of_a_run_keep_no_secret(tmp_path) -> None:
     assert SECRET not in str(ConfigError(f"data.train is {config.data.train!r}; correct it"))
     job = cast("Job", SimpleNamespace(world=single_world()))
     with contextlib.ExitStack() as opened:
-        open_logs(config, job, opened, found=None, metrics_path=None, stats=dict, replica=0)
-        keep_settings(config)
-    assert looked_at(tmp_path / "run") >= 2
+        logs = open_logs(config, job, opened, found=None, metrics_path=None, stats=dict, replica=0)
+        note_start(config, job, opened, logs, done_steps=0, planned_steps=1, metrics_path=None)
+    assert looked_at(tmp_path / "run") >= 4
+    assert (tmp_path / "run" / "run.html").exists()
     kept = read_settings(tmp_path / "run" / "config.json").data
     assert (kept.train, kept.test) == ("fake://h/a-0.tar", ("fake://h/a-0.tar", "fake://h/a-1.tar"))

@@ -16,8 +16,9 @@ from importance import Full
 from tests.memory_source import FIELDS, MemorySource
 from tonari import cli, rows
 from tonari.rows.losses import loss_words, read_history
-from tonari.rows.spikes import Logged, Spike, find_suspects, shares_of
+from tonari.rows.spikes import find_suspects, shares_of
 from tonari.sparkline import sparkline
+from tonari.trainer.watch.spikes import Logged, Spike
 
 NUM_SAMPLES = 41
 Recorded = dict[tuple[int, int], float]

@@ -15,9 +15,10 @@ from dataio.base.lines import checked_line
 from tests.trainer.digits import write_config
 from tonari import cli
 from tonari.rows.spike_words import spike_document
-from tonari.rows.spikes import NEAR, Logged, find_spikes, read_losses
+from tonari.rows.spikes import read_losses
 from tonari.trainer.config.config import load_config
 from tonari.trainer.run.loop import train
+from tonari.trainer.watch.spikes import NEAR, Logged, find_spikes
 
 EPOCHS = 4
 

@@ -20,7 +20,8 @@ from tonari.rows.run import RunRows
 from tonari.rows.settings import find_fields, find_settings, open_run
 from tonari.rows.show import write_batch, write_page
 from tonari.rows.spike_words import plain_rows, spike_document, spike_words, suspect_words
-from tonari.rows.spikes import find_spikes, find_suspects, read_losses
+from tonari.rows.spikes import find_suspects, read_losses
+from tonari.trainer.watch.spikes import find_spikes
 
 SHOWN = 40
 """Rows of a table on the terminal."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from tonari.rows.spikes import Spike
+from tonari.trainer.watch.spikes import Spike
 
 SHOWN = 10
 """Of the steps whose loss rose, the highest ones on the terminal."""

@@ -4,7 +4,6 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +16,7 @@ from tonari.rows.run import RunRows
 from tonari.rows.settings import SETTINGS
 from tonari.trainer.checkpoint.directory import read_progress, whole_checkpoints
 from tonari.trainer.config.saved import read_settings
-
-NEAR = 50
-"""Lines before one, and behind it, that it is compared with."""
-
-LEAST_SPREAD = 0.01
-"""Of the median: what the spread of the losses around is taken for at least."""
+from tonari.trainer.watch.spikes import Logged, Spike
 
 ROUNDING = 1e-9
 """Of shares: what an even one may differ by."""
@@ -36,39 +30,6 @@ SCHEMA = pa.schema(
 """Of an answer. ``trained``: how often in the epochs that have a spike; ``spikes``: how often of
 these in one; ``excess``: by how much these rose, mean; ``share``: the row's part of that rise, mean
 of the spikes whose rows' losses are known, null if none are."""
-
-
-@dataclass(frozen=True)
-class Logged:
-    """A line of a run's metrics.
-
-    Attributes:
-        epoch: From 0 on.
-        steps: Optimizer steps, from 1 on, whose mean loss it has.
-        loss: Not finite where the run's was not.
-    """
-
-    epoch: int
-    steps: range
-    loss: float
-
-
-@dataclass(frozen=True)
-class Spike:
-    """Steps whose loss rose.
-
-    Attributes:
-        logged: Their line.
-        usual: Median loss of the lines around.
-    """
-
-    logged: Logged
-    usual: float
-
-    @property
-    def excess(self) -> float:
-        """By how much."""
-        return self.logged.loss - self.usual
 
 
 def read_losses(run: Path) -> list[Logged]:
@@ -129,27 +90,6 @@ def _check_whole(path: Path, last_step: int, last_epoch_end: int) -> None:
             f"{path}: its lines end at step {last}, but {checkpoints[-1]} is of step {reached}, "
             f"expected a line every {log_steps} steps: it was cut; bring it back from a copy"
         )
-
-
-def find_spikes(lines: Sequence[Logged], *, times: float) -> list[Spike]:
-    """Find the lines whose loss is far above those around.
-
-    Args:
-        lines: In their order.
-        times: How far above their median, in their spread: the median distance from it, times
-            1.4826, which is the standard deviation of normal ones.
-    """
-    found = []
-    for number, line in enumerate(lines):
-        around = lines[max(number - NEAR, 0) : number + NEAR + 1]
-        losses = [one.loss for one in around if math.isfinite(one.loss)]
-        usual = statistics.median(losses) if losses else math.inf
-        spread = 1.4826 * statistics.median(abs(loss - usual) for loss in losses) if losses else 0
-        if not math.isfinite(line.loss) or line.loss > usual + times * max(
-            spread, LEAST_SPREAD * abs(usual)
-        ):
-            found.append(Spike(line, usual))
-    return found
 
 
 def find_suspects(run: RunRows, spikes: Iterable[Spike]) -> pa.Table:

@@ -205,6 +205,9 @@ class RunConfig(Section):
         tensorboard: Writes curves for TensorBoard.
         prometheus: A file that each rank writes for node_exporter, under its own number.
         otel: Sends the same figures by OpenTelemetry.
+        wandb: Sends the same figures to this project of Weights & Biases.
+        mlflow: Sends the same figures to the MLflow at this URI: a server, a database or a
+            directory.
         profile_steps: The first and the last step, of this start of the run, that torch's profiler
             traces.
         peak_tflops: Of a device, for the MFU; 0: as known of it.
@@ -233,6 +236,8 @@ class RunConfig(Section):
     tensorboard: bool = False
     prometheus: str = ""
     otel: bool = False
+    wandb: str = ""
+    mlflow: str = ""
     profile_steps: tuple[Count, ...] = ()
     peak_tflops: NotNegative = 0.0
     device: Literal["auto", "cpu", "cuda"] = "auto"

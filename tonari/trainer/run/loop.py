@@ -41,7 +41,7 @@ from tonari.trainer.run.ema import WeightAverage
 from tonari.trainer.run.mixing import mark_draws
 from tonari.trainer.run.observed import Begun, Observer
 from tonari.trainer.run.optimizers import find_lr_shares, make_optimizer
-from tonari.trainer.run.outputs import Log, check_outputs, keep_settings, open_logs
+from tonari.trainer.run.outputs import Log, check_outputs, note_start, open_logs
 from tonari.trainer.run.own import Loss, MakeOptimizer, Own, Transform, own_of
 from tonari.trainer.run.pace import in_steps
 from tonari.trainer.run.pretrained import start_from_weights
@@ -56,6 +56,7 @@ from tonari.trainer.watch.parts import EpochParts
 from tonari.trainer.watch.peak import rates
 from tonari.trainer.watch.plan import read_plan
 from tonari.trainer.watch.profile import StepTrace
+from tonari.trainer.watch.record import COMPLETE
 from tonari.trainer.watch.stop import AT_ONCE, StopRequest
 
 Listener = Callable[[Line], None]
@@ -220,10 +221,16 @@ def train_observed(
         if found:
             run.restore(found)
             set_aside_later(directory / "checkpoints", found)
+        noted = None
         if job.world.rank == 0:
-            keep_settings(config)
+            noted = note_start(
+                config, job, opened, logs, done_steps=run.progress.steps,
+                planned_steps=run.most_steps(), metrics_path=metrics_path,
+            )  # fmt: skip
         run.begin(found)
         finished = run.train()
+        if noted:
+            noted.end(COMPLETE if finished else f"stopped by {run.stopped_by}", run.progress.steps)
         return Summary(
             progress=run.progress, num_replicas=place.num_replicas, rank=job.world.rank,
             finished=finished, stopped_by=run.stopped_by, last=run.last,
@@ -339,7 +346,7 @@ class Run:
         """Train the epochs that remain; say whether all are done, rather than stopped."""
         before: Mapping[str, float] = {}
         began = self.progress.steps
-        self._skips.check(last=self._most_steps(), run_ends=True)
+        self._skips.check(last=self.most_steps(), run_ends=True)
         words = begin_words(
             self._config, num_samples=self._loader.num_samples, place=self._pipeline.place,
             num_steps=self.progress.steps,
@@ -451,7 +458,7 @@ class Run:
             if self._job.world.rank == 0:
                 logger.info("[rank 0] steps %d:%d are skipped", first, first + number)
 
-    def _most_steps(self) -> int:
+    def most_steps(self) -> int:
         """Bound the steps of the run, those that are done included."""
         done, loader = self.progress, self._loader
         begun = loader.step // self._config.optimizer.accumulate

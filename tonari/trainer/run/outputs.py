@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,17 +25,20 @@ from tonari.trainer.watch.monitoring import (
     check_prometheus,
     import_exporter,
 )
+from tonari.trainer.watch.page import RunPage
+from tonari.trainer.watch.record import CLAIM, Noted, Record, Start, read_run
+from tonari.trainer.watch.trackers import MlflowRun, Tracker, WandbRun, import_tracker
 
 log = logging.getLogger(__name__)
 
-Log = MetricsLog | Board | PrometheusFile | Telemetry
+Log = MetricsLog | Board | PrometheusFile | Telemetry | RunPage | Tracker
 """What takes a run's lines."""
 
 
-SETTINGS = "config.json"
-"""In a run's directory: the settings of its last start."""
-CLAIM = "run.lock"
-"""In a run's directory: held by the run that writes it."""
+TRACKERS = (WandbRun, MlflowRun)
+"""Each has the name of the key of ``[run]`` that asks for it."""
+SETTINGS, METRICS = "config.json", "metrics.jsonl"
+"""In a run's directory: the settings of its last start, and what it measured."""
 
 
 def check_outputs(config: Config) -> None:
@@ -53,6 +57,9 @@ def check_outputs(config: Config) -> None:
         import_writer()
     if config.run.otel:
         import_exporter()
+    for tracker in TRACKERS:
+        if value := getattr(config.run, tracker.key):
+            import_tracker(tracker.key, value)
     if config.run.prometheus:
         check_prometheus(Path(config.run.prometheus))
 
@@ -83,16 +90,49 @@ def open_logs(
     if found:
         _compare_data(directory / SETTINGS, bare_within(as_tables(config))["data"])
     kept = read_progress(found).steps if found else None
-    path = metrics_path or directory / "metrics.jsonl"
+    path = metrics_path or directory / METRICS
     logs: list[Log] = [opened.enter_context(MetricsLog(path, after_step=kept))]
     if config.run.tensorboard:
         logs.append(opened.enter_context(Board(directory / "tensorboard")))
     return logs + watching
 
 
-def keep_settings(config: Config) -> None:
-    """Write the settings into the run's directory, once they are known to fit what lies there."""
-    write_record(Path(config.run.directory) / SETTINGS, bare_within(as_tables(config)))
+def note_start(
+    config: Config, job: Job, opened: contextlib.ExitStack, logs: list[Log], *, done_steps: int,
+    planned_steps: int, metrics_path: Path | None,
+) -> Noted:  # fmt: skip
+    """Write the settings, and what start this is, once both fit what lies in the run's directory.
+
+    For one rank. More logs, which show the run as a whole, join ``logs``.
+
+    Args:
+        config: The settings.
+        job: This rank.
+        opened: Closes what is opened.
+        logs: This rank's.
+        done_steps: Optimizer steps that the run goes on from; 0: it starts anew.
+        planned_steps: Those at its end.
+        metrics_path: Instead of ``metrics.jsonl`` in the run's directory.
+    """
+    directory = Path(config.run.directory)
+    settings = bare_within(as_tables(config))
+    write_record(directory / SETTINGS, settings)
+    try:
+        before = read_run(directory) if done_steps else Record([])
+    except (OSError, DamagedFileError):
+        before = Record([])
+    start = Start(time.time(), job.world.world_size, done_steps)
+    record = Record(
+        [*before.starts, start], planned_steps, str(metrics_path or directory / METRICS), before.ids
+    )
+    noted = Noted(directory, record)
+    # Closed after what notes the end
+    logs.append(opened.enter_context(RunPage(directory, noted, settings)))
+    opened.enter_context(noted)
+    for tracker in TRACKERS:
+        if value := getattr(config.run, tracker.key):
+            logs.append(opened.enter_context(tracker(value, directory, noted, settings)))
+    return noted
 
 
 def _compare_data(path: Path, now: Mapping[str, object]) -> None:

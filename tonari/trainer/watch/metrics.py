@@ -86,10 +86,17 @@ class Board:
 
     def write(self, line: Line) -> None:
         """Add a line's numbers at its step."""
-        kind, step = line["kind"], line["step"]
-        for name, value in line.items():
-            if isinstance(value, int | float) and name not in ("epoch", "step"):
-                self._writer.add_scalar(f"{kind}/{name}", value, step)
+        for name, value in numbers(line).items():
+            self._writer.add_scalar(name, value, line["step"])
+
+
+def numbers(line: Line) -> dict[str, float]:
+    """Name a line's numbers ``kind/name``, for what shows figures over steps."""
+    return {
+        f"{line['kind']}/{name}": value
+        for name, value in line.items()
+        if isinstance(value, int | float) and name not in ("epoch", "step")
+    }
 
 
 def import_writer() -> "type[SummaryWriter]":

@@ -79,6 +79,22 @@ class EpochParts:
         return dict.fromkeys((*PARTS, OTHER), 0.0)
 
 
+def time_by_cause(line: Line) -> dict[str, float]:
+    """Divide an epoch's time by what took it: steps first, then each wait and each task beside.
+
+    Args:
+        line: Of the epoch.
+
+    Returns:
+        Seconds by words. What steps waited for data is counted apart.
+    """
+    waited_s = min(_seconds(line, "wait_s"), _seconds(line, "train_s"))
+    found = {"steps": _seconds(line, "train_s") - waited_s, "waiting for data": waited_s}
+    return found | {
+        words: _seconds(line, name) for name, words in WORDS.items() if name != "train_s"
+    }
+
+
 def off_words(line: Line) -> str:
     """Put an epoch's line beside its plan, on a line of its own; empty if it had none."""
     if "planned_s" not in line:

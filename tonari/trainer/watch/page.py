@@ -1,0 +1,210 @@
+"""A run as one page: what it does now, its curves, where its time goes. Written as it trains."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+
+from typing_extensions import Self
+
+from dataio.metrics import replace_text
+from tonari.report.chart import Chart
+from tonari.report.pages import lay_out
+from tonari.report.tables import Table
+from tonari.report.units import duration
+from tonari.trainer.checkpoint.directory import whole_checkpoints
+from tonari.trainer.watch.history import SPIKE, History, read_history
+from tonari.trainer.watch.metrics import Line
+from tonari.trainer.watch.record import Noted, Record, Settings
+
+logger = logging.getLogger(__name__)
+
+PAGE = "run.html"
+"""In a run's directory."""
+EVERY_S = 60.0
+"""Between two writings of a page."""
+CHARTS = (
+    ("Loss", False, (
+        ("step", "loss", "training"), ("epoch", "loss", "training, an epoch's mean"),
+        ("test", "evaluation_loss", "test"), ("test", "ema_evaluation_loss", "test, mean weights"),
+    )),
+    ("Accuracy on the test data", True, (
+        ("test", "accuracy", "weights"), ("test", "ema_accuracy", "averaged weights"),
+    )),
+    ("Learning rate", False, (("step", "lr", "learning rate"),)),
+    ("Samples a second", False, (("step", "samples_per_s", "all replicas"),)),
+    ("Tokens a second", False, (("step", "tokens_per_s", "all replicas"),)),
+    ("Part of the devices' speed that is used (MFU)", True, (("step", "mfu", "MFU"),)),
+    ("Part of the time that waits for data", True, (("step", "wait_fraction", "replicas' mean"),)),
+    ("Hidden samples", True, (("step", "hidden_fraction", "part of all"),)),
+    ("Samples exchanged in an epoch", False, (("epoch", "exchanged_rows", "all replicas"),)),
+    ("Exchange that was done before the epoch's end", True, (
+        ("step", "exchange_overlap_fraction", "part of all"),
+    )),
+    ("MB read from the source in an epoch", False, (("epoch", "source_mb", "all replicas"),)),
+    ("Norm of the gradients", False, (("step", "gradient_norm", "before clipping"),)),
+)  # fmt: skip
+"""Titles, whether values are shares, and the curves: of lines of which kind, a key, a name."""
+
+
+def page_of(
+    directory: Path, record: Record, settings: Settings, history: History, *, state: str
+) -> str:
+    """Lay a run out as a page that needs nothing beside it.
+
+    Args:
+        directory: Of the run.
+        record: What it noted.
+        settings: What its ``config.json`` holds.
+        history: Its metrics.
+        state: What it does, in words.
+    """
+    until = history.last.get("step", 0)
+    parts = [
+        ("Time that an epoch's end and its waits took, in seconds", False, tuple(
+            ("epoch", cause, cause) for cause in list(history.spent)[1:]
+        )),
+    ]  # fmt: skip
+    charts = []
+    for title, is_share, asked in (*CHARTS, *parts):
+        curves = [history.curve(*one) for one in asked]
+        if curves := [curve for curve in curves if any(value for _, value in curve.points)]:
+            charts.append(Chart(title, curves, is_share, until))
+    whole_s = sum(history.spent.values())
+    spent = [
+        (cause, duration(seconds), f"{seconds / whole_s:.1%}")
+        for cause, seconds in history.spent.items()
+        if seconds
+    ]
+    starts = [
+        (_when(start.at_s), f"{start.ranks:,}", f"{start.from_step:,}", start.how or state)
+        for start in record.starts
+    ]
+    return lay_out(
+        Path(__file__).with_name("run.jinja"),
+        heading=directory.absolute().name,
+        subtitle=f"{settings['model']['kind']}, trained on {_words(settings['data']['train'])}",
+        findings=[*_findings(directory, record, settings, history, state)],
+        charts=charts,
+        tables=[
+            Table(("part", "time", "share"), spent, "Where the epochs' time went"),
+            Table(("started", "ranks", "after step", "ended"), starts, "Starts"),
+        ],
+        facts=[
+            ("directory", str(directory.absolute())),
+            ("checkpoints", ", ".join(_checkpoints(directory)) or "none"),
+            *((name, known) for name, known in record.ids.items()),
+            ("page written", _when(time.time())),
+        ],
+        settings=[
+            (f"{table}.{key}", _words(value))
+            for table, keys in settings.items()
+            for key, value in keys.items()
+        ],
+    )
+
+
+def _findings(
+    directory: Path, record: Record, settings: Settings, history: History, state: str
+) -> Iterator[str]:
+    step, last = history.last.get("step", 0), history.last
+    planned = record.planned_steps
+    share = f" ({step / planned:.0%})" if planned else ""
+    epochs = len(history.of("epoch")) and last["epoch"] + (last["kind"] == "epoch")
+    yield (
+        f"{state.capitalize()}: step {step:,} of {planned:,}{share}, {epochs} of "
+        f"{settings['run']['epochs']} epochs done."
+    )
+    if known := [
+        f"{words} {last[name]:{form}}"
+        for name, words, form in (
+            ("loss", "loss", ".4g"), ("evaluation_loss", "on test data", ".4g"),
+            ("accuracy", "accuracy", ".1%"),
+        )
+        if name in last
+    ]:  # fmt: skip
+        yield f"Last: {', '.join(known)}."
+    if spikes := history.spikes():
+        worst = max(spikes, key=lambda spike: spike.excess)
+        yield (
+            f"The loss rose far above that of the steps around it {len(spikes)} times, most by "
+            f"step {worst.logged.steps[-1]:,}: `tonari rows {directory} --spikes {SPIKE:g}` lists "
+            "their rows."
+        )
+
+
+def _checkpoints(directory: Path) -> Iterable[str]:
+    return (path.name for path in whole_checkpoints(directory / "checkpoints"))
+
+
+def _when(at_s: float) -> str:
+    return f"{datetime.fromtimestamp(at_s):%Y-%m-%d %H:%M}"
+
+
+def _words(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+class RunPage:
+    """Writes the page of a run, at a line of the log at most once a minute, and at its end.
+
+    For one rank.
+
+    Args:
+        directory: Of the run.
+        noted: What the run notes.
+        settings: Of the run, as tables.
+        clock: In seconds.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        noted: Noted,
+        settings: Settings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory, self._noted, self._settings, self._clock = (
+            directory,
+            noted,
+            settings,
+            clock,
+        )
+        self._next, self._failed = -math.inf, False
+
+    def __enter__(self) -> Self:
+        self._history = read_history(Path(self._noted.record.metrics))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._draw(self._noted.record.starts[-1].how)
+
+    def write(self, line: Line) -> None:
+        """Show a line, at the latest with another one a minute later."""
+        self._history.add(line)
+        if self._clock() >= self._next:
+            self._draw("running")
+
+    def _draw(self, state: str) -> None:
+        self._next = self._clock() + EVERY_S
+        path, record = self._directory / PAGE, self._noted.record
+        try:
+            text = page_of(self._directory, record, self._settings, self._history, state=state)
+            replace_text(path, text)
+        except Exception as error:  # whatever it is: pages are to be looked at
+            if not self._failed:
+                logger.warning(
+                    "[rank 0] %s: cannot be written (%s: %s); training goes on without it: `tonari "
+                    "runs %s --html FILE` makes it later", path, type(error).__name__, error,
+                    self._directory,
+                )  # fmt: skip
+            self._failed = True
