@@ -20,7 +20,8 @@ addEventListener('load', () => {
     !e.parentElement.closest('.scroll, svg') && e.getBoundingClientRect().right > WIDTH + 1);
   document.body.setAttribute('data-cut', cut.map(e => e.tagName + ' ' + e.className).join('; '));
   document.body.setAttribute('data-images',
-    [...document.images].filter(e => e.naturalWidth > 100 && e.naturalHeight > 50).length);
+    [...document.images].filter(e => e.naturalWidth > 100 && e.naturalHeight > 50).length
+    + [...document.querySelectorAll('svg')].filter(e => e.clientHeight > 50).length);
 });
 </script>"""
 

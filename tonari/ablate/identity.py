@@ -32,7 +32,8 @@ NO_RESULT = {
     "run": (
         "seed", "directory", "checkpoint_epochs", "checkpoint_steps", "checkpoint_tokens",
         "checkpoint_async", "keep_checkpoints", "trust_checkpoints", "log_steps", "tensorboard",
-        "prometheus", "otel", "profile_steps", "peak_tflops", "timeout_s", "verify",
+        "prometheus", "otel", "wandb", "mlflow", "profile_steps", "peak_tflops", "timeout_s",
+        "verify",
     ),
 }  # fmt: skip
 """Settings by section that change no result, or are counted in by what they name."""

@@ -4,16 +4,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Literal
 
 from tonari.report.pictures import COLOURS
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 480.0, 240.0, 62.0, 12.0, 10.0, 26.0
 LOG = 50.0
-"""Values that differ by more than this factor are drawn on a logarithmic axis."""
 DOTS = 40
 """A curve of fewer points has dots."""
 
 Point = tuple[float, float]
+Scale = Literal["linear", "log", "share"]
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,17 @@ class Chart:
     Attributes:
         title: Above them.
         curves: One at least, each of some points.
-        is_share: Whether values are shares, written in per cent.
+        scale: How values are written and spaced: ``share`` in per cent, ``log`` by their
+            logarithm where they differ by more than `LOG` times.
         until: The last step of the axis.
+        marks: Steps to point at, from above.
     """
 
     title: str
     curves: Sequence[Curve]
-    is_share: bool
+    scale: Scale
     until: float
+    marks: Sequence[float] = ()
 
     @property
     def legend(self) -> list[tuple[str, str]]:
@@ -57,7 +61,7 @@ class Chart:
         values = [value for curve in self.curves for _, value in curve.points]
         values += [value for curve in self.curves for pair in curve.band for value in pair]
         low, high = min(values), max(values)
-        is_log = low > 0 and high / low > LOG
+        is_log = self.scale == "log" and low > 0 and high / low > LOG
         if not is_log:
             low = min(low, 0.0) if low < (high - low) else low  # near 0 it begins at 0
             high = high if high > low else low + (abs(low) or 1.0)
@@ -75,6 +79,7 @@ class Chart:
         ]
         for (colour, _), curve in zip(self.legend, self.curves, strict=True):
             body.append(self._drawn(curve, axis, colour))
+        body += [f'<path class="mark" d="M{self._x(at) - 4:.1f} 1h8l-4 7z"/>' for at in self.marks]
         return (
             f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img"><title>{escape(self.title)}, by '
             f'step</title>{"".join(body)}<text x="{WIDTH - RIGHT:g}" y="{HEIGHT - 6:g}" '
@@ -98,7 +103,7 @@ class Chart:
         )
 
     def _words(self, value: float) -> str:
-        if self.is_share:
+        if self.scale == "share":
             return f"{100 * value:.3g} %"
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 

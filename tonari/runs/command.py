@@ -1,6 +1,7 @@
 """`tonari runs`: which runs lie below a directory, how far they are, and a page of one."""
 
 import json as json_module
+import sys
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
     """Run the command.
 
     Raises:
-        CommandError: If there is no such directory, or a run in it cannot be read.
+        CommandError: If there is no such directory, or it is a run that cannot be read.
     """
     options = tyro.cli(
         RunsOptions, args=argv, prog="tonari runs", config=(tyro.conf.FlagCreatePairsOff,)
@@ -53,7 +54,9 @@ def main(argv: list[str]) -> int:
             raise CommandError(f"--html: {directory} is no run, expected one; give its directory")
         check_page("--html", options.html)
         replace_text(options.html, make_page(directory))
-    runs = [read_found(directory)] if is_run else find_runs(directory)
+    runs, unread = ([read_found(directory)], []) if is_run else find_runs(directory)
+    for why in unread:
+        print(f"tonari runs: {why}", file=sys.stderr)
     if options.json:
         print(json_module.dumps([run.to_json() for run in runs]))
     elif is_run:
@@ -69,9 +72,9 @@ def main(argv: list[str]) -> int:
 
 def _table(runs: list[FoundRun], below: Path) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, leading=1)
-    table.add_column("run, model, data", overflow="fold", ratio=1)
+    table.add_column("run", overflow="fold", ratio=1)
     table.add_column("state")
-    for name in ("started, took", "epochs, steps", "loss", "test", "ranks"):
+    for name in ("started", "done", "loss", "test", "ranks"):
         table.add_column(name, justify="right")
     for run in runs:
         table.add_row(

@@ -58,15 +58,19 @@ class FoundRun:
         return {**asdict(self), "directory": str(self.directory)}
 
 
-def find_runs(below: Path) -> list[FoundRun]:
+def find_runs(below: Path) -> tuple[list[FoundRun], list[str]]:
     """Find the runs in a directory and below, newest first; in a run none is looked for.
 
-    Raises:
-        CommandError: If a run cannot be read.
+    Returns:
+        The runs, and of those that cannot be read why.
     """
-    return sorted(
-        (read_found(path) for path in _directories(below)), key=lambda run: -run.started_s
-    )
+    found, unread = [], []
+    for path in _directories(below):
+        try:
+            found.append(read_found(path))
+        except CommandError as error:
+            unread.append(str(error))
+    return sorted(found, key=lambda run: -run.started_s), unread
 
 
 def read_found(directory: Path) -> FoundRun:
@@ -77,7 +81,7 @@ def read_found(directory: Path) -> FoundRun:
     """
     record, settings = _read(directory)
     state = state_of(directory, record.starts)
-    metrics = Path(record.metrics)
+    metrics = directory / record.metrics
     alive_s = metrics.stat().st_mtime if metrics.exists() else record.starts[-1].at_s
     if state == "running":
         alive_s = time.time()
@@ -103,7 +107,7 @@ def make_page(directory: Path) -> str:
     """
     record, settings = _read(directory)
     state = record.starts[-1].how or state_of(directory, record.starts)
-    history = read_history(Path(record.metrics))
+    history = read_history(directory / record.metrics)
     return page_of(directory, record, settings, history, state=state)
 
 

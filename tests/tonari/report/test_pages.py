@@ -17,6 +17,9 @@ from tonari.demo.report import write_page
 from tonari.oracle.search.search import Candidate, Plans
 from tonari.plan.report import search_page
 from tonari.report.pictures import DARK, LIGHT
+from tonari.trainer.watch.history import History
+from tonari.trainer.watch.page import page_of
+from tonari.trainer.watch.record import Record, Start
 
 
 def write_storage(path: Path) -> None:
@@ -79,11 +82,29 @@ def write_search(path: Path) -> None:
     path.write_text(search_page(plans, "tonari search c.toml"))
 
 
+def write_run(path: Path) -> None:
+    history = History()
+    for step in range(1, 2001):
+        line: dict[str, str | int | float] = {
+            "kind": "step", "epoch": step // 1000, "step": step, "loss": 3 / step, "lr": 0.1
+        }  # fmt: skip
+        history.add(line | ({"loss": 9.0} if step == 1500 else {}))
+    history.add({
+        "kind": "epoch", "epoch": 1, "step": 2000, "loss": 0.1, "evaluation_loss": 0.2,
+        "accuracy": 0.9, "train_s": 8.0, "wait_s": 1.0, "evaluation_s": 1.0, "source_bytes": 4e6,
+    })  # fmt: skip
+    start = Start(0.0, 4096, 0, 60.0, "ConfigError: " + "long/" * 40)
+    settings = {"model": {"kind": "gpt"}, "data": {"train": "x" * 300}, "run": {"epochs": 2}}
+    record = Record([start], 4000)
+    path.write_text(page_of(path.parent, record, settings, history, state="running"))
+
+
 REPORTS: dict[str, tuple[Callable[[Path], None], int, str]] = {
     "storage": (write_storage, 8, "as long from DIR as from the node&#39;s disk"),
     "study": (write_study, 3, "every control at its own cost"),
     "demo": (write_demo, 3, "Gained: later epochs are 3.0 times shorter"),
     "search": (write_search, 1, "The fastest step takes 1.00 s"),
+    "run": (write_run, 5, "Running: step 2,000 of 4,000 (50%), 2 of 2 epochs done."),
 }
 """Each with how many plots it has, and what its first sentence has in it."""
 

@@ -26,7 +26,7 @@ from tonari.trainer.watch.monitoring import (
     import_exporter,
 )
 from tonari.trainer.watch.page import RunPage
-from tonari.trainer.watch.record import CLAIM, Noted, Record, Start, read_run
+from tonari.trainer.watch.record import CLAIM, METRICS, Noted, Record, Start, read_run
 from tonari.trainer.watch.trackers import MlflowRun, Tracker, WandbRun, import_tracker
 
 log = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ Log = MetricsLog | Board | PrometheusFile | Telemetry | RunPage | Tracker
 
 TRACKERS = (WandbRun, MlflowRun)
 """Each has the name of the key of ``[run]`` that asks for it."""
-SETTINGS, METRICS = "config.json", "metrics.jsonl"
-"""In a run's directory: the settings of its last start, and what it measured."""
+SETTINGS = "config.json"
+"""In a run's directory: the settings of its last start."""
 
 
 def check_outputs(config: Config) -> None:
@@ -122,9 +122,8 @@ def note_start(
     except (OSError, DamagedFileError):
         before = Record([])
     start = Start(time.time(), job.world.world_size, done_steps)
-    record = Record(
-        [*before.starts, start], planned_steps, str(metrics_path or directory / METRICS), before.ids
-    )
+    metrics = str(metrics_path.absolute()) if metrics_path else METRICS
+    record = Record([*before.starts, start], planned_steps, metrics, before.ids)
     noted = Noted(directory, record)
     # Closed after what notes the end
     logs.append(opened.enter_context(RunPage(directory, noted, settings)))

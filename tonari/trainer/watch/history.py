@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,7 +13,7 @@ from tonari.trainer.watch.metrics import Line
 from tonari.trainer.watch.parts import time_by_cause
 from tonari.trainer.watch.spikes import Logged, Spike, find_spikes
 
-MOST = 600
+MOST = 300
 """Points of a curve: of a longer run each is the mean of several lines."""
 SPIKE = 10.0
 """As `tonari rows --spikes`."""
@@ -58,13 +59,15 @@ class History:
         return Curve(name, points, band if is_wide else ())
 
     def spikes(self) -> list[Spike]:
-        """Find steps whose loss is far above that of those around."""
+        """Find steps whose loss rose far above that of those around; a first fall is no rise."""
         before, found = 0, []
         for line in self.of("step"):
             loss = line.get("most", line.get("loss"))
             steps, before = range(before + 1, line["step"] + 1), line["step"]
             found.append(Logged(line["epoch"], steps, math.inf if loss is None else loss))
-        return find_spikes(found, times=SPIKE)
+        best = accumulate((one.loss for one in found), min, initial=math.inf)
+        rose = {one.steps for one, least in zip(found, best, strict=False) if one.loss > least}
+        return [one for one in find_spikes(found, times=SPIKE) if one.logged.steps in rose]
 
     def _take(self, kind: str, line: dict[str, Any]) -> None:
         lines, waiting = self._lines[kind], self._waiting[kind]
@@ -84,8 +87,7 @@ def _mean(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return lines[0]
     numbers = {
         key: [line[key] for line in lines if isinstance(line.get(key), int | float)]
-        for line in lines
-        for key in line
+        for key in {key: None for line in lines for key in line}
     }
     losses = [line for line in lines if line.get("loss") is not None]
     bounds = {

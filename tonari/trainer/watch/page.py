@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +11,7 @@ from types import TracebackType
 from typing_extensions import Self
 
 from dataio.metrics import replace_text
-from tonari.report.chart import Chart
+from tonari.report.chart import Chart, Scale
 from tonari.report.pages import lay_out
 from tonari.report.tables import Table
 from tonari.report.units import duration
@@ -19,6 +19,7 @@ from tonari.trainer.checkpoint.directory import whole_checkpoints
 from tonari.trainer.watch.history import SPIKE, History, read_history
 from tonari.trainer.watch.metrics import Line
 from tonari.trainer.watch.record import Noted, Record, Settings
+from tonari.trainer.watch.spikes import Spike
 
 logger = logging.getLogger(__name__)
 
@@ -26,28 +27,31 @@ PAGE = "run.html"
 """In a run's directory."""
 EVERY_S = 60.0
 """Between two writings of a page."""
-CHARTS = (
-    ("Loss", False, (
+LOSS = "Loss"
+CHARTS: tuple[tuple[str, Scale, tuple[tuple[str, str, str], ...]], ...] = (
+    (LOSS, "log", (
         ("step", "loss", "training"), ("epoch", "loss", "training, an epoch's mean"),
         ("test", "evaluation_loss", "test"), ("test", "ema_evaluation_loss", "test, mean weights"),
     )),
-    ("Accuracy on the test data", True, (
+    ("Accuracy on the test data", "share", (
         ("test", "accuracy", "weights"), ("test", "ema_accuracy", "averaged weights"),
     )),
-    ("Learning rate", False, (("step", "lr", "learning rate"),)),
-    ("Samples a second", False, (("step", "samples_per_s", "all replicas"),)),
-    ("Tokens a second", False, (("step", "tokens_per_s", "all replicas"),)),
-    ("Part of the devices' speed that is used (MFU)", True, (("step", "mfu", "MFU"),)),
-    ("Part of the time that waits for data", True, (("step", "wait_fraction", "replicas' mean"),)),
-    ("Hidden samples", True, (("step", "hidden_fraction", "part of all"),)),
-    ("Samples exchanged in an epoch", False, (("epoch", "exchanged_rows", "all replicas"),)),
-    ("Exchange that was done before the epoch's end", True, (
+    ("Learning rate", "linear", (("step", "lr", "learning rate"),)),
+    ("Samples a second", "linear", (("step", "samples_per_s", "all replicas"),)),
+    ("Tokens a second", "linear", (("step", "tokens_per_s", "all replicas"),)),
+    ("Share of the devices' speed that is used (MFU)", "share", (("step", "mfu", "MFU"),)),
+    ("Share of the time spent waiting for data", "share", (
+        ("step", "wait_fraction", "mean of the replicas"),
+    )),
+    ("Hidden samples", "share", (("step", "hidden_fraction", "part of all"),)),
+    ("Samples exchanged in an epoch", "linear", (("epoch", "exchanged_rows", "all replicas"),)),
+    ("Exchange that was done before the epoch's end", "share", (
         ("step", "exchange_overlap_fraction", "part of all"),
     )),
-    ("MB read from the source in an epoch", False, (("epoch", "source_mb", "all replicas"),)),
-    ("Norm of the gradients", False, (("step", "gradient_norm", "before clipping"),)),
+    ("MB read from the source in an epoch", "linear", (("epoch", "source_mb", "all replicas"),)),
+    ("Norm of the gradients", "log", (("step", "gradient_norm", "before clipping"),)),
 )  # fmt: skip
-"""Titles, whether values are shares, and the curves: of lines of which kind, a key, a name."""
+"""Titles, scales, and the curves: of lines of which kind, a key, a name."""
 
 
 def page_of(
@@ -63,16 +67,14 @@ def page_of(
         state: What it does, in words.
     """
     until = history.last.get("step", 0)
-    parts = [
-        ("Time that an epoch's end and its waits took, in seconds", False, tuple(
-            ("epoch", cause, cause) for cause in list(history.spent)[1:]
-        )),
-    ]  # fmt: skip
+    causes = tuple(("epoch", cause, cause) for cause in [*history.spent][1:])
+    spikes = history.spikes()
+    marks = [spike.logged.steps[-1] for spike in spikes]
     charts = []
-    for title, is_share, asked in (*CHARTS, *parts):
+    for title, scale, asked in (*CHARTS, ("Seconds of an epoch, steps left out", "linear", causes)):
         curves = [history.curve(*one) for one in asked]
         if curves := [curve for curve in curves if any(value for _, value in curve.points)]:
-            charts.append(Chart(title, curves, is_share, until))
+            charts.append(Chart(title, curves, scale, until, marks if title == LOSS else ()))
     whole_s = sum(history.spent.values())
     spent = [
         (cause, duration(seconds), f"{seconds / whole_s:.1%}")
@@ -87,7 +89,7 @@ def page_of(
         Path(__file__).with_name("run.jinja"),
         heading=directory.absolute().name,
         subtitle=f"{settings['model']['kind']}, trained on {_words(settings['data']['train'])}",
-        findings=[*_findings(directory, record, settings, history, state)],
+        findings=[*_findings(directory, record, settings, history, state, spikes)],
         charts=charts,
         tables=[
             Table(("part", "time", "share"), spent, "Where the epochs' time went"),
@@ -108,14 +110,19 @@ def page_of(
 
 
 def _findings(
-    directory: Path, record: Record, settings: Settings, history: History, state: str
+    directory: Path,
+    record: Record,
+    settings: Settings,
+    history: History,
+    state: str,
+    spikes: Sequence[Spike],
 ) -> Iterator[str]:
     step, last = history.last.get("step", 0), history.last
     planned = record.planned_steps
     share = f" ({step / planned:.0%})" if planned else ""
     epochs = len(history.of("epoch")) and last["epoch"] + (last["kind"] == "epoch")
     yield (
-        f"{state.capitalize()}: step {step:,} of {planned:,}{share}, {epochs} of "
+        f"{state[0].upper()}{state[1:]}: step {step:,} of {planned:,}{share}, {epochs} of "
         f"{settings['run']['epochs']} epochs done."
     )
     if known := [
@@ -127,11 +134,11 @@ def _findings(
         if name in last
     ]:  # fmt: skip
         yield f"Last: {', '.join(known)}."
-    if spikes := history.spikes():
+    if spikes:
         worst = max(spikes, key=lambda spike: spike.excess)
         yield (
             f"The loss rose far above that of the steps around it {len(spikes)} times, most by "
-            f"step {worst.logged.steps[-1]:,}: `tonari rows {directory} --spikes {SPIKE:g}` lists "
+            f"step {worst.logged.steps[-1]:,}: tonari rows {directory} --spikes {SPIKE:g} lists "
             "their rows."
         )
 
@@ -177,7 +184,7 @@ class RunPage:
         self._next, self._failed = -math.inf, False
 
     def __enter__(self) -> Self:
-        self._history = read_history(Path(self._noted.record.metrics))
+        self._history = read_history(self._directory / self._noted.record.metrics)
         return self
 
     def __exit__(

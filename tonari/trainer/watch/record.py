@@ -12,8 +12,8 @@ from dataio.base.atomic import read_record, write_record
 from dataio.base.claim import claimant
 from tonari.trainer.checkpoint.directory import whole_checkpoints
 
-NAME, CLAIM = "run.json", "run.lock"
-"""In a run's directory: the record, and what the process holds that writes the run."""
+NAME, CLAIM, METRICS = "run.json", "run.lock", "metrics.jsonl"
+"""In a run's directory: the record, what the process holds that writes the run, its metrics."""
 COMPLETE = "complete"
 
 
@@ -43,13 +43,13 @@ class Record:
     Attributes:
         starts: The first, and each that went on.
         planned_steps: Optimizer steps at the run's end.
-        metrics: File of its metrics.
+        metrics: File of its metrics; relative: in the run's directory.
         ids: Under which it is known to others, by the name of the key that asks for it.
     """
 
     starts: list[Start]
     planned_steps: int = 0
-    metrics: str = ""
+    metrics: str = METRICS
     ids: dict[str, str] = field(default_factory=dict)
 
 
