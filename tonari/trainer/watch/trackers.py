@@ -15,7 +15,7 @@ from tonari.trainer.watch.record import COMPLETE, Noted, Settings
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = {"wandb": "wandb", "mlflow": "mlflow"}
+PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}
 """By the key that asks for it, what is to be installed; the name to import is the key."""
 EXPERIMENT = "tonari"
 """MLflow's, unless MLFLOW_EXPERIMENT_NAME names another."""
