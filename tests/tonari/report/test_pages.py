@@ -19,7 +19,7 @@ from tonari.plan.report import search_page
 from tonari.report.pictures import DARK, LIGHT
 from tonari.trainer.watch.history import History
 from tonari.trainer.watch.page import page_of
-from tonari.trainer.watch.record import Record, Start
+from tonari.trainer.watch.record import Record, Settings, Start
 
 
 def write_storage(path: Path) -> None:
@@ -94,7 +94,9 @@ def write_run(path: Path) -> None:
         "accuracy": 0.9, "train_s": 8.0, "wait_s": 1.0, "evaluation_s": 1.0, "source_bytes": 4e6,
     })  # fmt: skip
     start = Start(0.0, 4096, 0, 60.0, "ConfigError: " + "long/" * 40)
-    settings = {"model": {"kind": "gpt"}, "data": {"train": "x" * 300}, "run": {"epochs": 2}}
+    settings: Settings = {
+        "model": {"kind": "gpt"}, "data": {"train": "x" * 300}, "run": {"epochs": 2}
+    }  # fmt: skip
     record = Record([start], 4000)
     path.write_text(page_of(path.parent, record, settings, history, state="running"))
 

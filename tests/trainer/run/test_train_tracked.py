@@ -44,7 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         "mlflow": {"start_run": start_run, **{name: keep(name) for name in names}},
     }
     for name, members in modules.items():
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**members))  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**members))
     return kept
 
 

@@ -8,9 +8,9 @@ import pytest
 from tonari.trainer.watch.history import MOST, History
 from tonari.trainer.watch.metrics import Line
 from tonari.trainer.watch.page import EVERY_S, PAGE, RunPage
-from tonari.trainer.watch.record import COMPLETE, Noted, Record, Start, state_of
+from tonari.trainer.watch.record import COMPLETE, Noted, Record, Settings, Start, state_of
 
-SETTINGS = {"model": {"kind": "gpt"}, "data": {"train": "a.txt"}, "run": {"epochs": 3}}
+SETTINGS: Settings = {"model": {"kind": "gpt"}, "data": {"train": "a.txt"}, "run": {"epochs": 3}}
 
 
 def step(number: int, loss: float = 1.0) -> Line:
