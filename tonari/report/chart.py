@@ -74,8 +74,8 @@ class Chart:
         ]
         body += [
             f'<text x="{self._x(at):.1f}" y="{HEIGHT - 6:g}" text-anchor="middle">{at:,.0f}</text>'
-            for at in _ticks(0, self.until)[:-1]
-            if at == int(at)
+            for at in _ticks(0, self.until)
+            if at == int(at) and self._x(at) < WIDTH - RIGHT - 50
         ]
         for (colour, _), curve in zip(self.legend, self.curves, strict=True):
             body.append(self._drawn(curve, axis, colour))

@@ -54,6 +54,22 @@ CHARTS: tuple[tuple[str, Scale, tuple[tuple[str, str, str], ...]], ...] = (
 """Titles, scales, and the curves: of lines of which kind, a key, a name."""
 
 
+def charts_of(history: History, *, marks: Sequence[float] = ()) -> list[Chart]:
+    """Draw what a run measured; a figure that was 0 all the time, or not known, is left out.
+
+    Args:
+        history: Its metrics.
+        marks: Steps to point at above the loss.
+    """
+    causes = tuple(("epoch", cause, cause) for cause in [*history.spent][1:])
+    charts, until = [], history.last.get("step", 0)
+    for title, scale, asked in (*CHARTS, ("Seconds of an epoch, steps left out", "linear", causes)):
+        curves = [history.curve(*one) for one in asked]
+        if curves := [curve for curve in curves if any(value for _, value in curve.points)]:
+            charts.append(Chart(title, curves, scale, until, marks if title == LOSS else ()))
+    return charts
+
+
 def page_of(
     directory: Path, record: Record, settings: Settings, history: History, *, state: str
 ) -> str:
@@ -66,15 +82,7 @@ def page_of(
         history: Its metrics.
         state: What it does, in words.
     """
-    until = history.last.get("step", 0)
-    causes = tuple(("epoch", cause, cause) for cause in [*history.spent][1:])
     spikes = history.spikes()
-    marks = [spike.logged.steps[-1] for spike in spikes]
-    charts = []
-    for title, scale, asked in (*CHARTS, ("Seconds of an epoch, steps left out", "linear", causes)):
-        curves = [history.curve(*one) for one in asked]
-        if curves := [curve for curve in curves if any(value for _, value in curve.points)]:
-            charts.append(Chart(title, curves, scale, until, marks if title == LOSS else ()))
     whole_s = sum(history.spent.values())
     spent = [
         (cause, duration(seconds), f"{seconds / whole_s:.1%}")
@@ -90,7 +98,7 @@ def page_of(
         heading=directory.absolute().name,
         subtitle=f"{settings['model']['kind']}, trained on {_words(settings['data']['train'])}",
         findings=[*_findings(directory, record, settings, history, state, spikes)],
-        charts=charts,
+        charts=charts_of(history, marks=[spike.logged.steps[-1] for spike in spikes]),
         tables=[
             Table(("part", "time", "share"), spent, "Where the epochs' time went"),
             Table(("started", "ranks", "after step", "ended"), starts, "Starts"),
