@@ -63,13 +63,14 @@ class Chart:
         low, high = min(values), max(values)
         is_log = self.scale == "log" and low > 0 and high / low > LOG
         if not is_log:
-            low = min(low, 0.0) if low < (high - low) else low  # near 0 it begins at 0
-            high = high if high > low else low + (abs(low) or 1.0)
+            # Near 0, or of values that are all the same, it begins at 0
+            low = min(low, 0.0) if low < high - low or low == high else low
+            high = high if high > low else low + 1.0
         axis = _Axis(low, high, is_log)
         body = [
             f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{axis.y(at):.1f}" '
             f'y2="{axis.y(at):.1f}"/><text x="{LEFT - 6:g}" y="{axis.y(at) + 4:.1f}" '
-            f'text-anchor="end">{self._words(at)}</text>'
+            f'text-anchor="end">{self._words(at, axis)}</text>'
             for at in axis.ticks
         ]
         body += [
@@ -102,10 +103,12 @@ class Chart:
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in dots
         )
 
-    def _words(self, value: float) -> str:
-        if self.scale == "share":
-            return f"{100 * value:.3g} %"
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    def _words(self, value: float, axis: "_Axis") -> str:
+        times, unit = (100, " %") if self.scale == "share" else (1, "")
+        if axis.is_log or len(axis.ticks) < 2:
+            return f"{times * value:.3g}{unit}"
+        apart = times * (axis.ticks[1] - axis.ticks[0])
+        return f"{times * value:,.{max(0, -math.floor(math.log10(apart) + 1e-9))}f}{unit}"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,12 @@ from dataio import Loader
 from tests.trainer.digits import write_config
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is given no directory of its own leaves nothing in the tree."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """A small run's configuration, and its data."""

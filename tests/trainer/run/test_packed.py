@@ -13,6 +13,7 @@ from torch import Tensor
 import dataio
 from dataio.source.text.tokenizer import open_tokenizer
 from tests import hub
+from tests.multirank import ROOT
 from tests.tokenizers_made import make_tokenizer
 from tests.trainer.packed_text import write_config, write_packed
 from tests.trainer.run.runs import lines, run
@@ -44,7 +45,7 @@ def test_text_is_packed_and_trained_on_from_the_command_line(
         f"text.tokenizer={tokenizer}", f"run.directory={tmp_path}/run", "run.device=cpu",
         f"data.cache={tmp_path}/cache", "run.epochs=4", "model.width=16",
     ]  # fmt: skip
-    config = Path("examples/llama_documents.toml").absolute()
+    config = ROOT / "examples/llama_documents.toml"
     assert main(["train", str(config), *given, "--dry-run"]) == 0
     assert main(["train", str(config), *given]) == 0
     found = [line["evaluation_loss"] for line in lines(tmp_path / "run") if line["kind"] == "epoch"]

@@ -145,9 +145,9 @@ def _findings(
     if spikes:
         worst = max(spikes, key=lambda spike: spike.excess)
         yield (
-            f"The loss rose far above that of the steps around it {len(spikes)} times, most by "
-            f"step {worst.logged.steps[-1]:,}: tonari rows {directory} --spikes {SPIKE:g} lists "
-            "their rows."
+            f"Spikes: the loss rose far above that of the steps around, most by step "
+            f"{worst.logged.steps[-1]:,}; {len(spikes)} in all. tonari rows {directory} --spikes "
+            f"{SPIKE:g} lists their rows."
         )
 
 
