@@ -19,6 +19,7 @@ from tonari.trainer.checkpoint.checkpoint import Checkpoints
 from tonari.trainer.config.config import load_config
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.run import outputs
+from tonari.trainer.watch.record import CLAIM
 
 
 def test_what_a_run_cannot_write_is_said_before_staging(
@@ -96,7 +97,7 @@ def test_a_second_run_in_one_directory_is_refused(
     config: Path, monkeypatch: pytest.MonkeyPatch, begins: str
 ) -> None:
     """Also where both begin in a directory that neither has made yet."""
-    lock = config.parent / "run" / outputs.CLAIM
+    lock = config.parent / "run" / CLAIM
     refused = r"run\.directory is .*run, into which process \d+ on .* writes a run; wait for it"
     with contextlib.ExitStack() as stack:
         if begins == "before":

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -82,7 +82,7 @@ def page_of(
         history: Its metrics.
         state: What it does, in words.
     """
-    spikes = history.spikes()
+    spikes, checkpoints = history.spikes(), whole_checkpoints(directory / "checkpoints")
     whole_s = sum(history.spent.values())
     spent = [
         (cause, duration(seconds), f"{seconds / whole_s:.1%}")
@@ -105,7 +105,7 @@ def page_of(
         ],
         facts=[
             ("directory", str(directory.absolute())),
-            ("checkpoints", ", ".join(_checkpoints(directory)) or "none"),
+            ("checkpoints", ", ".join(path.name for path in checkpoints) or "none"),
             *((name, known) for name, known in record.ids.items()),
             ("page written", _when(time.time())),
         ],
@@ -151,10 +151,6 @@ def _findings(
         )
 
 
-def _checkpoints(directory: Path) -> Iterable[str]:
-    return (path.name for path in whole_checkpoints(directory / "checkpoints"))
-
-
 def _when(at_s: float) -> str:
     return f"{datetime.fromtimestamp(at_s):%Y-%m-%d %H:%M}"
 
@@ -183,12 +179,8 @@ class RunPage:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._directory, self._noted, self._settings, self._clock = (
-            directory,
-            noted,
-            settings,
-            clock,
-        )
+        self._directory, self._noted, self._settings = directory, noted, settings
+        self._clock = clock
         self._next, self._failed = -math.inf, False
 
     def __enter__(self) -> Self:
