@@ -41,9 +41,9 @@ def train(loader: dataio.Loader, given: argparse.Namespace, device: torch.device
         nn.Conv2d(given.channels, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(4),
         nn.Flatten(), nn.Linear(32 * 16, given.classes),
     )  # fmt: skip
-    model = nn.parallel.DistributedDataParallel(
-        network.to(device, memory_format=torch.channels_last)  # as pictures are
-    )
+    # As pictures are.
+    network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = nn.parallel.DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for epoch in loader.epochs(given.epochs):
         for group in optimizer.param_groups:

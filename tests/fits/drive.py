@@ -152,12 +152,15 @@ def run_timm(example, pictures, saved, resume, ranks):
     network = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3, stride=4), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(2),
         torch.nn.Flatten(), torch.nn.Linear(32, 4),
-    ).to(memory_format=torch.channels_last)  # fmt: skip
+    )  # fmt: skip
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     losses, right = example.fit(
         pictures, saved, network, torch.device("cpu"), epochs=3, size=64, batch_size=8, classes=4,
         erasing=0.0, resume=resume,  # timm erases by a generator that it does not save
     )  # fmt: skip
-    Heard.made[-1].reported = losses
+    (loader,) = Heard.made
+    assert isinstance(loader, Heard)
+    loader.reported = losses
     return right.avg, network
 
 

@@ -21,7 +21,7 @@ ALL = list(range(blobs.NUM_TRAIN))
 def need(framework: str) -> None:
     """Skip the test where the framework is not whole: the Trainer of transformers runs on both."""
     for name in {"transformers": ("accelerate", "transformers")}.get(framework, (framework,)):
-        pytest.importorskip(name, reason="pip install 'tonari[frameworks]'")
+        pytest.importorskip(name, reason=f"needs {name}; see the extras frameworks, published")
 
 
 @pytest.fixture(scope="module", params=["lightning", "accelerate", "transformers"])
@@ -85,8 +85,9 @@ def test_a_resumed_run_reports_the_same_losses(whole, where, tmp_path):
 def write_pictures(directory: Path) -> None:
     """Write directories of pictures, one a class, as timm reads them."""
     for split, count in (("train", 64), ("val", 24)):
-        for sample in pictures.samples(count, seed=len(split)):
-            path = directory / split / str(sample["cls"], "ascii") / f"{sample['__key__']}.jpg"
+        samples: list[Any] = list(pictures.samples(count, seed=len(split)))
+        for sample in samples:
+            path = directory / split / sample["cls"].decode() / f"{sample['__key__']}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(sample["jpg"])
 

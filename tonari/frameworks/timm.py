@@ -3,7 +3,7 @@
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ class Transform:
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> dict[str, Any]:
         """Decode a picture and transform it; timm draws by generators that the loader seeds."""
-        picture = Image.open(io.BytesIO(bytes(sample["image"]))).convert("RGB")
+        picture = Image.open(io.BytesIO(cast(bytes, sample["image"]))).convert("RGB")
         return {"image": self.transform(picture), "label": sample["label"]}
 
 
