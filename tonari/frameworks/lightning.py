@@ -11,7 +11,7 @@ import dataio
 from dataio.rows.samples import Batch
 
 
-class Epoch:
+class EpochBatches:
     """The running epoch's batches: an iterable with a length, as Lightning wants one.
 
     Lightning saves and restores a dataloader's own state, but only in the middle of an epoch and
@@ -90,7 +90,7 @@ class DataModule(lightning.LightningDataModule):
         self._epochs = self.loader.epochs(trainer.max_epochs)
         self._begun = False
 
-    def train_dataloader(self) -> Epoch:
+    def train_dataloader(self) -> EpochBatches:
         """Give an epoch's batches; refresh hidden rows and begin the next one, if it is time."""
         if not self._begun:
             self._begun = next(self._epochs, None) is not None
@@ -99,7 +99,7 @@ class DataModule(lightning.LightningDataModule):
             if self._options.get("importance"):
                 self.trainer.lightning_module.rescore(self.loader.refresh())
             next(self._epochs)
-        return Epoch(self.loader)
+        return EpochBatches(self.loader)
 
     def val_dataloader(self) -> Any:
         """Give the validation batches; those of ``valid`` rows hold each sample once."""

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -13,28 +13,18 @@ import dataio
 from dataio.rows.samples import Batch, Sample
 
 
-@dataclass(frozen=True)
-class Transform:
-    """timm's transform of one picture, for a `Loader`."""
-
-    transform: Callable[[Image.Image], Any]
-
-    def __call__(self, sample: Sample, rng: np.random.Generator) -> dict[str, Any]:
-        """Decode a picture and transform it; timm draws by generators that the loader seeds."""
-        picture = Image.open(io.BytesIO(cast(bytes, sample["image"]))).convert("RGB")
-        return {"image": self.transform(picture), "label": sample["label"]}
+def transform_picture(
+    transform: Callable[[Image.Image], Any], sample: Sample, rng: np.random.Generator
+) -> dict[str, Any]:
+    """Decode a picture and transform it; timm draws by generators that the loader seeds."""
+    picture = Image.open(io.BytesIO(cast(bytes, sample["image"]))).convert("RGB")
+    return {"image": transform(picture), "label": sample["label"]}
 
 
-@dataclass(frozen=True)
-class Collate:
-    """timm's ``collate_fn``, mixup included, for a `Loader`."""
-
-    collate_fn: Callable[[list[tuple[Any, int]]], tuple[torch.Tensor, torch.Tensor]]
-
-    def __call__(self, samples: list[Any]) -> Batch:
-        """Put samples together."""
-        pairs = [(sample["image"], int(sample["label"])) for sample in samples]
-        return dict(zip(("image", "label"), self.collate_fn(pairs), strict=True))
+def collate_pairs(collate_fn: Callable[[Any], Any], samples: list[Any]) -> Batch:
+    """Put samples together by timm's function, mixup included."""
+    pairs = [(sample["image"], int(sample["label"])) for sample in samples]
+    return dict(zip(("image", "label"), collate_fn(pairs), strict=True))
 
 
 class Fed:
@@ -94,8 +84,8 @@ def feed(
     of_torch = getattr(loader, "loader", loader)
     made: dict[str, Any] = {
         "fields": {"image": dataio.Bytes(image), "label": dataio.Int(label)},
-        "transform": Transform(of_torch.dataset.transform),
-        "collate": Collate(of_torch.collate_fn),
+        "transform": partial(transform_picture, of_torch.dataset.transform),
+        "collate": partial(collate_pairs, of_torch.collate_fn),
     }
     if training is None:
         batches: Any = dataio.Loader(

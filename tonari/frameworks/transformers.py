@@ -19,7 +19,7 @@ COLUMNS = ("weight", "sample_id", "slot", "valid")
 RowLosses = Callable[[nn.Module, Batch], tuple[torch.Tensor, torch.Tensor]]
 
 
-class Epochs:
+class EpochFeed:
     """The loader's epochs as the Trainer iterates: `set_epoch`, then all batches.
 
     The Trainer finds its epoch by dividing steps, wrongly once rows are hidden; the loader knows.
@@ -70,7 +70,7 @@ class Marked:
 class Conduct(transformers.TrainerCallback):
     """Learning rate, saving and the end of the run."""
 
-    def __init__(self, epochs: Epochs) -> None:
+    def __init__(self, epochs: EpochFeed) -> None:
         self._epochs, self._loader = epochs, epochs.loader
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -118,7 +118,7 @@ class Trainer(transformers.Trainer):
         # As eval_dataset the evaluation only says that there is one.
         super().__init__(model, args, eval_dataset=evaluation, **options)
         self.loader, self._evaluation, self._row_losses = loader, evaluation, row_losses
-        self._epochs = Epochs(loader, int(args.num_train_epochs), self._rescore)
+        self._epochs = EpochFeed(loader, int(args.num_train_epochs), self._rescore)
         self.add_callback(Conduct(self._epochs))
 
     def get_train_dataloader(self) -> Any:
