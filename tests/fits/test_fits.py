@@ -1,5 +1,6 @@
 """The frameworks' own loops, fed by a loader as the examples do it."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataio import Loader
+from dataio import Array, Int, Loader
 from examples import blobs, pictures
 from tests.fits.drive import EPOCHS, checkpoint, find_steps, run
 from tests.multirank import RunRanks
@@ -123,6 +124,49 @@ def test_two_ranks_share_the_samples_and_go_on_the_same_after_a_kill(
     for rank, again in zip(ranks, resumed.reports, strict=True):
         assert rank["rest"][0]
         assert again["rest"] == rank["rest"]
+
+
+def test_a_model_with_a_loss_of_its_own_gets_its_fields_alone_and_goes_on(tmp_path):
+    need("transformers")
+    import transformers
+
+    from tonari.frameworks.transformers import Trainer
+
+    class Model(torch.nn.Linear):
+        def forward(self, point, labels):
+            logits = super().forward(point)
+            return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    def train(cache, **how):
+        args = transformers.TrainingArguments(
+            str(tmp_path / "out"), num_train_epochs=2, per_device_train_batch_size=16, use_cpu=True,
+            report_to="none", disable_tqdm=True, save_steps=5,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        with Loader(
+            f"{tmp_path}/blobs/train-*.tar", batch_size=16, drop_last=True, cache=tmp_path / cache,
+            fields={"point": Array("bin", (8,), "float32"), "labels": Int("cls")},
+        ) as loader:  # fmt: skip
+            evaluation = loader.evaluation(f"{tmp_path}/blobs/val/*.tar")
+            trainer = Trainer(Model(8, 3), args, loader=loader, evaluation=evaluation)
+            trainer.train(**how)
+            assert trainer.state.global_step == 2 * 15
+            return trainer.evaluate()["eval_loss"]
+
+    blobs.write_blobs(tmp_path / "blobs")
+    whole = train("first")
+    shutil.rmtree(tmp_path / "out" / "checkpoint-30")
+    assert train("second", resume_from_checkpoint=True) == whole
+
+
+def test_lightning_is_asked_for_new_dataloaders_where_rows_may_be_hidden(tmp_path):
+    need("lightning")
+    from examples import lightning_fit
+
+    trainer = lightning_fit.lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False)
+    data = lightning_fit.make_data(tmp_path, tmp_path)
+    with pytest.raises(ValueError, match=r"give Trainer\(reload_dataloaders_every_n_epochs=1\)"):
+        trainer.fit(lightning_fit.Classifier(), datamodule=data)
 
 
 def test_prepare_of_accelerate_leaves_the_loader_as_it_is(tmp_path):
