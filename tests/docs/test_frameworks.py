@@ -2,6 +2,7 @@
 
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -35,9 +36,9 @@ def test_pictures_and_captions_come_as_open_clips_loop_takes_them(tmp_path, monk
         assert written in block
         block = block.replace(written, here)
     made = SimpleNamespace(get_tokenizer=lambda name: tokenizer)
-    monkeypatch.setitem(sys.modules, "open_clip", made)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "open_clip", made)
     monkeypatch.setenv("TONARI_CACHE", str(tmp_path / "cache"))
-    given = {"device": "cpu", "seen": []}
+    given: dict[str, Any] = {"device": "cpu", "seen": []}
     exec(compile(block, str(page), "exec"), given)
     given["loader"].close()
     images, texts = (torch.cat(parts) for parts in zip(*given["seen"], strict=True))

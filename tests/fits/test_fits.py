@@ -132,9 +132,13 @@ def test_a_model_with_a_loss_of_its_own_gets_its_fields_alone_and_goes_on(tmp_pa
 
     from tonari.frameworks.transformers import Trainer
 
-    class Model(torch.nn.Linear):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 3)
+
         def forward(self, point, labels):
-            logits = super().forward(point)
+            logits = self.layer(point)
             return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
     def train(cache, **how):
@@ -148,7 +152,7 @@ def test_a_model_with_a_loss_of_its_own_gets_its_fields_alone_and_goes_on(tmp_pa
             fields={"point": Array("bin", (8,), "float32"), "labels": Int("cls")},
         ) as loader:  # fmt: skip
             evaluation = loader.evaluation(f"{tmp_path}/blobs/val/*.tar")
-            trainer = Trainer(Model(8, 3), args, loader=loader, evaluation=evaluation)
+            trainer = Trainer(Model(), args, loader=loader, evaluation=evaluation)
             trainer.train(**how)
             assert trainer.state.global_step == 2 * 15
             return trainer.evaluate()["eval_loss"]
@@ -161,12 +165,14 @@ def test_a_model_with_a_loss_of_its_own_gets_its_fields_alone_and_goes_on(tmp_pa
 
 def test_lightning_is_asked_for_new_dataloaders_where_rows_may_be_hidden(tmp_path):
     need("lightning")
-    from examples import lightning_fit
+    import lightning
 
-    trainer = lightning_fit.lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False)
-    data = lightning_fit.make_data(tmp_path, tmp_path)
+    from examples.lightning_fit import Classifier, make_data
+
+    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False)
+    data = make_data(tmp_path, tmp_path)
     with pytest.raises(ValueError, match=r"give Trainer\(reload_dataloaders_every_n_epochs=1\)"):
-        trainer.fit(lightning_fit.Classifier(), datamodule=data)
+        trainer.fit(Classifier(), datamodule=data)
 
 
 def test_prepare_of_accelerate_leaves_the_loader_as_it_is(tmp_path):
