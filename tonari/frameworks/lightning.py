@@ -11,7 +11,7 @@ import dataio
 from dataio.rows.samples import Batch
 
 
-class EpochBatches:
+class _EpochBatches:
     """The running epoch's batches: an iterable with a length, as Lightning wants one.
 
     Lightning saves and restores a dataloader's own state, but only in the middle of an epoch and
@@ -22,19 +22,16 @@ class EpochBatches:
         self._loader = loader
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the rest of the epoch's batches."""
         return iter(self._loader)
 
     def __len__(self) -> int:
-        """Count the epoch's steps."""
         return len(self._loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give none."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take none."""
+        pass
 
 
 class DataModule(lightning.LightningDataModule):
@@ -90,7 +87,7 @@ class DataModule(lightning.LightningDataModule):
         self._epochs = self.loader.epochs(trainer.max_epochs)
         self._begun = False
 
-    def train_dataloader(self) -> EpochBatches:
+    def train_dataloader(self) -> _EpochBatches:
         """Give an epoch's batches; refresh hidden rows and begin the next one, if it is time."""
         if not self._begun:
             self._begun = next(self._epochs, None) is not None
@@ -99,7 +96,7 @@ class DataModule(lightning.LightningDataModule):
             if self._options.get("importance"):
                 self.trainer.lightning_module.rescore(self.loader.refresh())
             next(self._epochs)
-        return EpochBatches(self.loader)
+        return _EpochBatches(self.loader)
 
     def val_dataloader(self) -> Any:
         """Give the validation batches; those of ``valid`` rows hold each sample once."""

@@ -13,16 +13,15 @@ import dataio
 from dataio.rows.samples import Batch, Sample
 
 
-def transform_picture(
+def _transform_picture(
     transform: Callable[[Image.Image], Any], sample: Sample, rng: np.random.Generator
 ) -> dict[str, Any]:
-    """Decode a picture and transform it; timm draws by generators that the loader seeds."""
+    # timm draws by global generators, which the loader seeds.
     picture = Image.open(io.BytesIO(cast(bytes, sample["image"]))).convert("RGB")
     return {"image": transform(picture), "label": sample["label"]}
 
 
-def collate_pairs(collate_fn: Callable[[Any], Any], samples: list[Any]) -> Batch:
-    """Put samples together by timm's function, mixup included."""
+def _collate_pairs(collate_fn: Callable[[Any], Any], samples: list[Any]) -> Batch:
     pairs = [(sample["image"], int(sample["label"])) for sample in samples]
     return dict(zip(("image", "label"), collate_fn(pairs), strict=True))
 
@@ -84,8 +83,8 @@ def feed(
     of_torch = getattr(loader, "loader", loader)
     made: dict[str, Any] = {
         "fields": {"image": dataio.Bytes(image), "label": dataio.Int(label)},
-        "transform": partial(transform_picture, of_torch.dataset.transform),
-        "collate": partial(collate_pairs, of_torch.collate_fn),
+        "transform": partial(_transform_picture, of_torch.dataset.transform),
+        "collate": partial(_collate_pairs, of_torch.collate_fn),
     }
     if training is None:
         batches: Any = dataio.Loader(

@@ -19,7 +19,7 @@ COLUMNS = ("weight", "sample_id", "slot", "valid")
 RowLosses = Callable[[nn.Module, Batch], tuple[torch.Tensor, torch.Tensor]]
 
 
-class EpochFeed:
+class _EpochFeed:
     """The loader's epochs as the Trainer iterates: `set_epoch`, then all batches.
 
     The Trainer finds its epoch by dividing steps, wrongly once rows are hidden; the loader knows.
@@ -41,49 +41,44 @@ class EpochFeed:
             self.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the epoch's batches."""
         return iter(self.loader if self._begun else ())
 
     def __len__(self) -> int:
-        """Count a whole epoch's steps: the Trainer asks once, and shorter epochs may end early."""
+        # Of a whole epoch: the Trainer asks once, and shorter epochs may end early.
         return self.loader.max_steps(1)
 
 
-class Marked:
+class _Marked:
     """Evaluation batches, labels of padding replaced by what losses and metrics pass over."""
 
     def __init__(self, evaluation: Any, labels: str) -> None:
         self._evaluation, self._labels = evaluation, labels
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield all batches."""
         for batch in self._evaluation:
             labels = batch[self._labels].clone()
             labels[~batch["valid"]] = -100
             yield batch | {self._labels: labels}
 
     def __len__(self) -> int:
-        """Count them."""
         return len(self._evaluation)
 
 
-class Conduct(transformers.TrainerCallback):
+class _Conduct(transformers.TrainerCallback):
     """Learning rate, saving and the end of the run."""
 
-    def __init__(self, epochs: EpochFeed) -> None:
+    def __init__(self, epochs: _EpochFeed) -> None:
         self._epochs, self._loader = epochs, epochs.loader
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Multiply the rate by the policy's factor; the scheduler sets it anew after each step."""
+        # Not compounded: the scheduler sets it anew after each step.
         for group in given["optimizer"].param_groups:
             group["lr"] *= self._loader.lr_factor
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Save the loader into the Trainer's checkpoint."""
         self._loader.save(Path(args.output_dir) / f"checkpoint-{state.global_step}" / "loader")
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Set the epoch right, and stop behind the last."""
         state.epoch = self._loader.epoch + 1.0
         if self._loader.epoch + 1 >= self._epochs.num_epochs:
             control.should_training_stop = True
@@ -118,8 +113,8 @@ class Trainer(transformers.Trainer):
         # As eval_dataset the evaluation only says that there is one.
         super().__init__(model, args, eval_dataset=evaluation, **options)
         self.loader, self._evaluation, self._row_losses = loader, evaluation, row_losses
-        self._epochs = EpochFeed(loader, int(args.num_train_epochs), self._rescore)
-        self.add_callback(Conduct(self._epochs))
+        self._epochs = _EpochFeed(loader, int(args.num_train_epochs), self._rescore)
+        self.add_callback(_Conduct(self._epochs))
 
     def get_train_dataloader(self) -> Any:
         """Give the loader's epochs."""
@@ -127,7 +122,7 @@ class Trainer(transformers.Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Give the evaluation's batches."""
-        return Marked(self._evaluation, self.label_names[0])
+        return _Marked(self._evaluation, self.label_names[0])
 
     def train(self, resume_from_checkpoint: Any = None, **options: Any) -> Any:
         """Train; the loader goes on from the checkpoint too. Collective."""
