@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -219,9 +219,9 @@ class TrainedRows:
             self._num_wrong += float(torch.isin(ids, self._wrong).sum())
             yield batch
 
-    def hidden_wrong(self, num_samples: int, meter: LoopMeter) -> float:
+    def hidden_wrong(self, num_samples: int, total: Callable[[list[float]], list[float]]) -> float:
         """Give the share of this epoch's hidden rows whose label is wrong. Collective."""
-        num_rows, num_wrong = meter.total([self._num_rows, self._num_wrong])
+        num_rows, num_wrong = total([self._num_rows, self._num_wrong])
         return (len(self._wrong) - num_wrong) / max(num_samples - num_rows, 1)
 
 
@@ -275,7 +275,7 @@ def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> DemoRecor
             accuracy=accuracy,
             exchanged=int(stats["exchanged_rows"]) - exchanged,
             hidden=stats["hidden_fraction"],
-            hidden_wrong=trained.hidden_wrong(settings.num_train, meter),
+            hidden_wrong=trained.hidden_wrong(settings.num_train, meter.total),
         )
         exchanged = int(stats["exchanged_rows"])
     evaluation.close()
