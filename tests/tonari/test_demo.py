@@ -12,7 +12,7 @@ import torch
 from dataio import Int, open_source
 from tonari.demo.data import pack_digits
 from tonari.demo.report import paired_difference, report_words, sentence, whole_s
-from tonari.demo.run import TrainedRows
+from tonari.demo.run import CountedBatches
 
 EPOCHS = 2
 
@@ -80,7 +80,7 @@ def test_the_share_of_wrong_labels_is_made_among_training_rows_alone(tmp_path):
 
 def test_of_the_hidden_rows_those_of_a_wrong_label_are_counted():
     ids = torch.tensor([0, 1, 2, 3, -1])  # 4 and 5 are hidden, the last row is padding
-    rows = TrainedRows([{"sample_id": ids}], wrong=[0, 4])
+    rows = CountedBatches([{"sample_id": ids}], wrong=[0, 4])
     assert len([*rows]) == 1
     assert rows.hidden_wrong(6, total=list) == 0.5
 

@@ -204,7 +204,7 @@ def _test_batches(settings: RunSettings, job: Job, throttle: Throttle) -> Iterat
         }
 
 
-class TrainedRows:
+class CountedBatches:
     """Batches of a loader, which counts the rows in them, and those of a wrong label."""
 
     def __init__(self, batches: Iterable[Batch], wrong: list[int]) -> None:
@@ -254,7 +254,7 @@ def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> DemoRecor
     world.barrier(doing="take the shared directory away")
     training, meter = make_training(settings, job), LoopMeter(job, throttle)
     meter.record.staging_s = staging_s
-    exchanged, trained = 0, TrainedRows(loader, settings.wrong)
+    exchanged, trained = 0, CountedBatches(loader, settings.wrong)
     epochs = loader.epochs(settings.epochs)
     while True:
         world.barrier(doing="start the epoch")
