@@ -208,7 +208,7 @@ class CountedBatches:
     """Batches of a loader, which counts the rows in them, and those of a wrong label."""
 
     def __init__(self, batches: Iterable[Batch], wrong: list[int]) -> None:
-        self._batches, self._wrong = batches, torch.tensor(wrong)
+        self._batches, self._wrong = batches, torch.tensor(wrong, dtype=torch.int64)
         self._num_rows = self._num_wrong = 0.0
 
     def __iter__(self) -> Iterator[Batch]:
