@@ -86,7 +86,7 @@ def test_of_the_hidden_rows_those_of_a_wrong_label_are_counted():
 
 
 def made_up(epoch_s, accuracy, staging_s=0.0):
-    of_none = {"hidden_fraction": [0.0] * len(epoch_s)}
+    of_none = {"hidden_fraction": [0.0] * len(epoch_s), "fewer_epochs": 0.92}
     return {"epoch_s": epoch_s, "test_accuracy": accuracy, "staging_s": staging_s} | of_none
 
 
@@ -109,9 +109,11 @@ def test_the_sentence_says_what_hiding_brought_also_where_it_lost():
     all_rows = made_up([2.0] * 4, [0.9] * 4)
     better = made_up([1.0] * 4, [0.95] * 4) | {"hidden_fraction": [0.0, 0.4, 0.4, 0.4]}
     runs = {"dataloader": all_rows, "tonari": all_rows, "tonari_hiding": better}
-    words = "hiding 40% of the rows makes them 2.00 times shorter (+5.0 points beside hiding none)."
+    words = "hiding 40% of the rows makes them 2.00 times shorter (+5.0 points beside "
+    words += "hiding none, +3.0 beside a third of the epochs)."
     assert sentence(runs).endswith(words)
-    words = "hiding 0% of the rows saves no time here (-5.0 points beside hiding none)."
+    words = "hiding 0% of the rows saves no time here (-5.0 points beside "
+    words += "hiding none, -2.0 beside a third of the epochs)."
     assert sentence(runs | {"tonari": better, "tonari_hiding": all_rows}).endswith(words)
 
 

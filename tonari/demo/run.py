@@ -17,7 +17,7 @@ import torch
 
 import importance
 import shuffle
-from dataio import Image, Int, Loader, Reports, Shards, Throttle
+from dataio import Image, Importance, Int, Loader, Reports, Shards, Throttle
 from dataio.job.launch import Job, join
 from dataio.rows.samples import Batch
 from tonari.demo.baseline import BaselineBatches, IndexedTar, index_shards
@@ -228,9 +228,12 @@ class CountedBatches:
 def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> DemoRecord:
     """Stage once, take the shared directory away, and train from the nodes' caches."""
     world = job.world
-    # Of labels that can be trusted what is easy is hidden, else what the model calls wrong.
-    hides = importance.KeepAgreed if settings.wrong else importance.Kakurenbo
-    policy = hides(settings.hide) if settings.kind == "tonari_hiding" else None
+    policy: Importance | None = None
+    if settings.kind == "tonari_hiding":
+        # Of labels that can be trusted what is easy is hidden, else what the model calls wrong.
+        policy = importance.Kakurenbo(settings.hide)
+        if settings.wrong:
+            policy = importance.KeepAgreed(settings.hide, begins=max(2, settings.epochs // 4))
     started = time.perf_counter()
     loader = Loader(
         Shards(settings.train_shards, throttle=throttle),
