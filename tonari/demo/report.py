@@ -157,7 +157,7 @@ def _hiding(ours: Run, hides: Run) -> str:
     fewer = hides["fewer_epochs"]
     assert not isinstance(fewer, list)
     beside = 100 * (final_accuracy(hides) - fewer)
-    time = f"makes them {faster:.2f} times shorter" if faster > 1 else "saves no time here"
+    time = f"makes them {faster:.2f} times shorter" if faster > 1.05 else "saves no time here"
     return (
         f"hiding {hidden:.0%} of the rows {time} ({points:+.1f} points beside hiding none, "
         f"{beside:+.1f} beside a third of the epochs)"
