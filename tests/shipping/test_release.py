@@ -88,7 +88,7 @@ def test_all_that_names_a_version_names_this_one() -> None:
     wheels = re.findall(r"tonari-([\d.]+)-py3", (ROOT / "docs" / "install.md").read_text())
     assert {*wheels} == {VERSION}
     changelog = (ROOT / "CHANGELOG.md").read_text()
-    assert re.search(r"^## (\S+)", changelog, re.MULTILINE)[1] == VERSION
+    assert re.findall(r"^## (\S+)", changelog, re.MULTILINE) == [VERSION]
 
 
 def test_the_changelog_and_the_page_on_changes_name_the_formats_of_the_code() -> None:

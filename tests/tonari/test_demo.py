@@ -12,7 +12,7 @@ import torch
 from dataio import Int, open_source
 from tonari.demo.data import pack_digits
 from tonari.demo.report import paired_difference, report_words, sentence, whole_s
-from tonari.demo.run import TrainedRows
+from tonari.demo.run import CountedBatches
 
 EPOCHS = 2
 
@@ -79,18 +79,14 @@ def test_the_share_of_wrong_labels_is_made_among_training_rows_alone(tmp_path):
 
 
 def test_of_the_hidden_rows_those_of_a_wrong_label_are_counted():
-    class Alone:
-        def total(self, values):
-            return values
-
     ids = torch.tensor([0, 1, 2, 3, -1])  # 4 and 5 are hidden, the last row is padding
-    rows = TrainedRows([{"sample_id": ids}], wrong=[0, 4])
+    rows = CountedBatches([{"sample_id": ids}], wrong=[0, 4])
     assert len([*rows]) == 1
-    assert rows.hidden_wrong(6, Alone()) == 0.5
+    assert rows.hidden_wrong(6, total=list) == 0.5
 
 
 def made_up(epoch_s, accuracy, staging_s=0.0):
-    of_none = {"hidden_fraction": [0.0] * len(epoch_s)}
+    of_none = {"hidden_fraction": [0.0] * len(epoch_s), "fewer_epochs": 0.92}
     return {"epoch_s": epoch_s, "test_accuracy": accuracy, "staging_s": staging_s} | of_none
 
 
@@ -113,9 +109,11 @@ def test_the_sentence_says_what_hiding_brought_also_where_it_lost():
     all_rows = made_up([2.0] * 4, [0.9] * 4)
     better = made_up([1.0] * 4, [0.95] * 4) | {"hidden_fraction": [0.0, 0.4, 0.4, 0.4]}
     runs = {"dataloader": all_rows, "tonari": all_rows, "tonari_hiding": better}
-    words = "hiding 40% of the rows makes them 2.00 times shorter (+5.0 points beside hiding none)."
+    words = "hiding 40% of the rows makes them 2.00 times shorter (+5.0 points beside "
+    words += "hiding none, +3.0 beside a third of the epochs)."
     assert sentence(runs).endswith(words)
-    words = "hiding 0% of the rows saves no time here (-5.0 points beside hiding none)."
+    words = "hiding 0% of the rows saves no time here (-5.0 points beside "
+    words += "hiding none, -2.0 beside a third of the epochs)."
     assert sentence(runs | {"tonari": better, "tonari_hiding": all_rows}).endswith(words)
 
 

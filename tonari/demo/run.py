@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import torch
 
 import importance
 import shuffle
-from dataio import Image, Int, Loader, Reports, Shards, Throttle
+from dataio import Image, Importance, Int, Loader, Reports, Shards, Throttle
 from dataio.job.launch import Job, join
 from dataio.rows.samples import Batch
 from tonari.demo.baseline import BaselineBatches, IndexedTar, index_shards
@@ -204,11 +204,11 @@ def _test_batches(settings: RunSettings, job: Job, throttle: Throttle) -> Iterat
         }
 
 
-class TrainedRows:
+class CountedBatches:
     """Batches of a loader, which counts the rows in them, and those of a wrong label."""
 
     def __init__(self, batches: Iterable[Batch], wrong: list[int]) -> None:
-        self._batches, self._wrong = batches, torch.tensor(wrong)
+        self._batches, self._wrong = batches, torch.tensor(wrong, dtype=torch.int64)
         self._num_rows = self._num_wrong = 0.0
 
     def __iter__(self) -> Iterator[Batch]:
@@ -219,18 +219,21 @@ class TrainedRows:
             self._num_wrong += float(torch.isin(ids, self._wrong).sum())
             yield batch
 
-    def hidden_wrong(self, num_samples: int, meter: LoopMeter) -> float:
+    def hidden_wrong(self, num_samples: int, total: Callable[[list[float]], list[float]]) -> float:
         """Give the share of this epoch's hidden rows whose label is wrong. Collective."""
-        num_rows, num_wrong = meter.total([self._num_rows, self._num_wrong])
+        num_rows, num_wrong = total([self._num_rows, self._num_wrong])
         return (len(self._wrong) - num_wrong) / max(num_samples - num_rows, 1)
 
 
 def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> DemoRecord:
     """Stage once, take the shared directory away, and train from the nodes' caches."""
     world = job.world
-    # Of labels that can be trusted what is easy is hidden, else what the model calls wrong.
-    hides = importance.KeepAgreed if settings.wrong else importance.Kakurenbo
-    policy = hides(settings.hide) if settings.kind == "tonari_hiding" else None
+    policy: Importance | None = None
+    if settings.kind == "tonari_hiding":
+        # Of labels that can be trusted what is easy is hidden, else what the model calls wrong.
+        policy = importance.Kakurenbo(settings.hide)
+        if settings.wrong:
+            policy = importance.KeepAgreed(settings.hide, begins=max(2, settings.epochs // 4))
     started = time.perf_counter()
     loader = Loader(
         Shards(settings.train_shards, throttle=throttle),
@@ -254,7 +257,7 @@ def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> DemoRecor
     world.barrier(doing="take the shared directory away")
     training, meter = make_training(settings, job), LoopMeter(job, throttle)
     meter.record.staging_s = staging_s
-    exchanged, trained = 0, TrainedRows(loader, settings.wrong)
+    exchanged, trained = 0, CountedBatches(loader, settings.wrong)
     epochs = loader.epochs(settings.epochs)
     while True:
         world.barrier(doing="start the epoch")
@@ -275,7 +278,7 @@ def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> DemoRecor
             accuracy=accuracy,
             exchanged=int(stats["exchanged_rows"]) - exchanged,
             hidden=stats["hidden_fraction"],
-            hidden_wrong=trained.hidden_wrong(settings.num_train, meter),
+            hidden_wrong=trained.hidden_wrong(settings.num_train, meter.total),
         )
         exchanged = int(stats["exchanged_rows"])
     evaluation.close()
