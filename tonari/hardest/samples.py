@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +12,9 @@ from dataio import Field, FieldError, Float, Image, Int, Source, Text
 from dataio.rows.rows import Rows, row_offsets
 from dataio.source import ImageFolderSource
 from dataio.source.base import ShardedSource
-from dataio.source.names import find_name as name_field
+from dataio.source.names import IMAGE_KEYS, LABEL_KEYS, fields_there
 from tonari.errors import CommandError
 
-IMAGE_KEYS = ("jpg", "jpeg", "png", "webp", "image", "img")
-LABEL_KEYS = ("cls", "label")
 LABEL_KINDS: tuple[type[Field], ...] = (Int, Float, Text)
 
 Values = NDArray[np.generic]
@@ -38,27 +35,15 @@ def find_label(source: Source, given: str | None) -> Field | None:
     return _find(source, given, LABEL_KEYS, LABEL_KINDS)
 
 
-def find_name(source: Source) -> Field | None:
-    """Find the field of the sample's name."""
-    return name_field(source)
-
-
 def _find(
     source: Source, given: str | None, usual: Sequence[str], kinds: Sequence[type[Field]]
 ) -> Field | None:
-    refusal: FieldError | None = None
-    makes: list[Any] = list(kinds)
-    for field in (make(key) for key in ([given] if given else usual) for make in makes):
-        try:
-            # Which fields there are is known from the samples alone
-            read_field(source, np.zeros(1, np.int64), field)
-        except FieldError as error:
-            refusal = refusal or error
-        else:
-            return field  # type: ignore[no-any-return]
-    if given and refusal is not None:
-        raise refusal
-    return None
+    try:
+        return next(fields_there(source, [given] if given else usual, kinds))
+    except FieldError:
+        if given:
+            raise
+        return None
 
 
 def read_field(source: Source, sample_ids: NDArray[np.int64], field: Field) -> Values:
