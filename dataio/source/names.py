@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dataio.base.errors import FieldError
 from dataio.rows.fields import Field, Text
-from dataio.rows.rows import row_offsets
+from dataio.rows.rows import Rows, row_offsets
 from dataio.source.base import Source
 
 NAME_KEYS = ("__key__", "key", "path")
@@ -18,6 +18,9 @@ IMAGE_KEYS = ("jpg", "jpeg", "png", "webp", "image", "img")
 LABEL_KEYS = ("cls", "label")
 
 BLOCK = 1 << 16
+
+Values = NDArray[np.generic]
+"""Numbers, or objects: bytes or str, one a sample."""
 
 
 def fields_there(
@@ -58,6 +61,47 @@ def find_name(source: Source) -> Field | None:
         return next(fields_there(source, NAME_KEYS, (Text,)))
     except FieldError:
         return None
+
+
+def read_field(source: Source, sample_ids: NDArray[np.int64], field: Field) -> Values:
+    """Read one field of some samples.
+
+    Args:
+        source: Where they are.
+        sample_ids: int64[n], distinct, in any order.
+        field: Int, Float, Text or a compressed Image.
+
+    Returns:
+        [n]: In the order of ``sample_ids``: numbers, or objects: str of Text, else bytes.
+
+    Raises:
+        DataioError: As `Source.read`.
+    """
+    order = np.argsort(sample_ids, kind="stable")
+    blocks = list(read_blocks(source, sample_ids[order], field))
+    if not blocks:
+        return np.empty(0, object)
+    values = np.concatenate(blocks)
+    result = np.empty_like(values)
+    result[order] = values
+    return result
+
+
+def read_blocks(source: Source, sample_ids: NDArray[np.int64], field: Field) -> Iterator[Values]:
+    """Read one field of some samples block by block; as `read_field`, of sorted ids."""
+    for rows in source.read(sample_ids, {"value": field}):
+        yield _values(rows, field)
+
+
+def _values(rows: Rows, field: Field) -> Values:
+    if rows.schema.fixed:
+        return np.ascontiguousarray(rows.fixed[0]).view(rows.schema.fixed[0].dtype).reshape(-1)
+    bounds = row_offsets(rows.lengths[:, 0]).tolist()
+    values = np.empty(len(rows), object)
+    for row, (start, stop) in enumerate(pairwise(bounds)):
+        data = rows.variable[0][start:stop].tobytes()
+        values[row] = data.decode() if isinstance(field, Text) else data
+    return values
 
 
 def read_names(source: Source, field: Field, sample_ids: NDArray[np.int64]) -> Iterator[str]:

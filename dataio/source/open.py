@@ -33,6 +33,7 @@ from dataio.source.listing import (
     FORMATS,
     GROWING,
     joined_format,
+    list_parts,
     list_source,
     names_of,
 )
@@ -157,20 +158,16 @@ def open_source(
 
 
 def open_some(spec: Names, *, num_shards: int, joined: bool = False) -> Source:
-    """Open some of the shards that a pattern names, from first to last; whole what has no shards.
+    """Open some of the shards that a pattern names, from first to last, or of its array files.
 
     In this process alone: to see what samples are like, not to train on them.
 
     Raises:
         SourceError: If it names nothing, or a shard is broken.
     """
-    storage = Storage()
-    listing = list_source(storage, spec)
-    if listing.startswith((FOLDER, ARRAYS)):
-        return open_source(spec, storage=storage)
-    paths = json.loads(listing)[1]
-    at = np.unique(np.linspace(0, len(paths) - 1, num_shards, dtype=int)).tolist()
-    return open_source([paths[number] for number in at], storage=storage, joined=joined)
+    parts = list_parts(spec)
+    at = np.unique(np.linspace(0, len(parts) - 1, num_shards, dtype=int)).tolist()
+    return open_source([parts[number] for number in at], joined=joined)
 
 
 @dataclass(frozen=True)

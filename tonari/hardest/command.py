@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dataio import Bytes, Field, Source, open_source
 from dataio.base.atomic import write_file
 from dataio.plan.history import Scores
-from dataio.source.names import find_name
+from dataio.source.names import find_name, read_field
 from dataio.state.snapshot import load_scores
 from tonari.errors import CommandError
 from tonari.hardest.duplicates import Look, read_embeddings, write_duplicates
@@ -33,7 +33,6 @@ from tonari.hardest.samples import (
     find_label,
     find_places,
     name_classes,
-    read_field,
 )
 from tonari.hardest.saved import choose_measure, find_saved
 from tonari.hardest.table import Described, Row, make_table, rows_csv, to_tiles, words

@@ -1,24 +1,19 @@
 """What a source knows of some samples: label, name, place, image."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio import Field, FieldError, Float, Image, Int, Source, Text
-from dataio.rows.rows import Rows, row_offsets
 from dataio.source import ImageFolderSource
 from dataio.source.base import ShardedSource
 from dataio.source.names import IMAGE_KEYS, LABEL_KEYS, fields_there
 from tonari.errors import CommandError
 
 LABEL_KINDS: tuple[type[Field], ...] = (Int, Float, Text)
-
-Values = NDArray[np.generic]
-"""Numbers, or objects: bytes or str, one a sample."""
 
 
 def find_image(source: Source, given: str | None) -> Field | None:
@@ -44,47 +39,6 @@ def _find(
         if given:
             raise
         return None
-
-
-def read_field(source: Source, sample_ids: NDArray[np.int64], field: Field) -> Values:
-    """Read one field of some samples.
-
-    Args:
-        source: Where they are.
-        sample_ids: int64[n], distinct, in any order.
-        field: Int, Float, Text or a compressed Image.
-
-    Returns:
-        [n]: In the order of ``sample_ids``: numbers, or objects: str of Text, else bytes.
-
-    Raises:
-        DataioError: As `Source.read`.
-    """
-    order = np.argsort(sample_ids, kind="stable")
-    blocks = list(read_blocks(source, sample_ids[order], field))
-    if not blocks:
-        return np.empty(0, object)
-    values = np.concatenate(blocks)
-    result = np.empty_like(values)
-    result[order] = values
-    return result
-
-
-def read_blocks(source: Source, sample_ids: NDArray[np.int64], field: Field) -> Iterator[Values]:
-    """Read one field of some samples block by block; as `read_field`, of sorted ids."""
-    for rows in source.read(sample_ids, {"value": field}):
-        yield _values(rows, field)
-
-
-def _values(rows: Rows, field: Field) -> Values:
-    if rows.schema.fixed:
-        return np.ascontiguousarray(rows.fixed[0]).view(rows.schema.fixed[0].dtype).reshape(-1)
-    bounds = row_offsets(rows.lengths[:, 0]).tolist()
-    values = np.empty(len(rows), object)
-    for row, (start, stop) in enumerate(pairwise(bounds)):
-        data = rows.variable[0][start:stop].tobytes()
-        values[row] = data.decode() if isinstance(field, Text) else data
-    return values
 
 
 def find_places(source: Source, sample_ids: NDArray[np.int64]) -> list[tuple[str, int | None]]:

@@ -15,7 +15,7 @@ import tyro
 from dataio import DataioError
 from dataio.source.names import IMAGE_KEYS, LABEL_KEYS
 from tonari.errors import CommandError
-from tonari.init.data import Look, find_test, look_into
+from tonari.init.data import Found, find_test, look_into
 
 Scheduler = Literal["slurm", "pbs", "none"]
 COMMENT = re.compile(r"^(\S.*?) +(# .*)$", re.MULTILINE)
@@ -82,9 +82,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _look(options: Init) -> tuple[Look, str]:
-    """Look into the data, and say what was found."""
-    look = Look(options.image or IMAGE_KEYS[0], options.label or LABEL_KEYS[0], 10, 32, False)
+def _look(options: Init) -> tuple[Found, str]:
+    """Found into the data, and say what was found."""
+    look = Found(options.image or IMAGE_KEYS[0], options.label or LABEL_KEYS[0], 10, 32, False)
     words = "--data names no data to look into: change image, label, num_classes and size yourself"
     if options.data != Init.data:
         try:
@@ -110,7 +110,7 @@ def find_scheduler() -> Scheduler:
     return "pbs" if shutil.which("qsub") and shutil.which("pbsnodes") else "none"
 
 
-def write_texts(options: Init, scheduler: Scheduler, *, look: Look, python: str) -> dict[str, str]:
+def write_texts(options: Init, scheduler: Scheduler, *, look: Found, python: str) -> dict[str, str]:
     """Write the files' texts, by name.
 
     Args:

@@ -9,8 +9,7 @@ from dataio import Image, Int
 from dataio.rows.decode import image_shape
 from dataio.source import open_some
 from dataio.source.classes import class_names
-from dataio.source.names import IMAGE_KEYS, LABEL_KEYS, fields_there
-from tonari.hardest.samples import read_field
+from dataio.source.names import IMAGE_KEYS, LABEL_KEYS, fields_there, read_field
 
 NUM_SHARDS, NUM_PICTURES = 16, 64
 """That are looked into at most, spread over all."""
@@ -18,7 +17,7 @@ SPLITS = ("val", "validation", "test")
 
 
 @dataclass(frozen=True)
-class Look:
+class Found:
     """What is written of a dataset.
 
     Attributes:
@@ -36,8 +35,8 @@ class Look:
     is_exact: bool
 
 
-def look_into(data: str, *, image: str, label: str) -> Look:
-    """Look into some shards; an empty key is found.
+def look_into(data: str, *, image: str, label: str) -> Found:
+    """Found into some shards; an empty key is found.
 
     Raises:
         DataioError: If they cannot be read, or have no picture, or no class.
@@ -54,7 +53,7 @@ def look_into(data: str, *, image: str, label: str) -> Look:
     is_exact = shapes == {(side, side)} and side <= 64
     size = side if is_exact else 32 if side < 48 else 64 if side < 112 else 224
     num_classes = len(names) if names is not None else int(labels.max()) + 1
-    return Look(picture.key, target.key, num_classes, size, is_exact)
+    return Found(picture.key, target.key, num_classes, size, is_exact)
 
 
 def find_test(data: str) -> str:
