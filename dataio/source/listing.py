@@ -89,14 +89,18 @@ def list_source(storage: Storage, spec: Names) -> bytes:
     return json.dumps([suffix, paths, counts, storage.urls]).encode()
 
 
-def list_parts(spec: Names) -> list[str]:
+def list_parts(spec: Names, listing: bytes = b"") -> list[str]:
     """Name what a pattern is made of: shards, files and stores of arrays, or a folder of images.
+
+    Args:
+        spec: The pattern.
+        listing: What `list_source` returned of it, if it is known.
 
     Raises:
         SourceError: As `list_source`.
     """
     storage = Storage()
-    listing = list_source(storage, spec)
+    listing = listing or list_source(storage, spec)
     if listing.startswith(FOLDER):
         return names_of(spec)
     return list_files(names_of(spec), storage) if listing == ARRAYS else json.loads(listing)[1]

@@ -165,7 +165,11 @@ def open_some(spec: Names, *, num_shards: int, joined: bool = False) -> Source:
     Raises:
         SourceError: If it names nothing, or a shard is broken.
     """
-    parts = list_parts(spec)
+    storage = Storage()
+    listing = list_source(storage, spec)
+    if listing.startswith(FOLDER):
+        return ImageFolderSource(shown_name(spec), listing.removeprefix(FOLDER), storage=storage)
+    parts = list_parts(spec, listing)
     at = np.unique(np.linspace(0, len(parts) - 1, num_shards, dtype=int)).tolist()
     return open_source([parts[number] for number in at], joined=joined)
 
