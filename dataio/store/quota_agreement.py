@@ -14,6 +14,7 @@ from dataio.store.cache import Cache
 from dataio.store.quota import Budget, Need, plan_budget, too_small
 from dataio.store.streaming import WindowHalf, halve, planned_windows, rows_for
 from dataio.world import World
+from dataio.world.agree import together
 
 log = logging.getLogger(__name__)
 
@@ -163,9 +164,15 @@ class QuotaAgreement:
         if self.halves is not None:
             half = self.halves[0]
             window_bytes = len(half.positions) * cache.schema.fixed_bytes + len(half.heap)
-        by_chunks = 0.0, 0.0
-        if missing and self._source.made_as == CHUNKED:
-            by_chunks = self._count_chunks(row_bytes)
+        by_chunks = together(
+            self._world,
+            lambda: (
+                self._count_chunks(row_bytes)
+                if missing and self._source.made_as == CHUNKED
+                else (0.0, 0.0)
+            ),
+            doing="see what windows read",
+        )
         mine = [leads * present, missing, missing * row_bytes, staged_bytes_per_s, window_bytes]
         rows, missing, num_bytes, rate, window_bytes, now, later = self._world.allgather_array(
             np.array([*mine, *by_chunks], np.float64), doing="add up what does not fit"
