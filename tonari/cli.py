@@ -40,6 +40,7 @@ COMMANDS = {
     ),
     "export": ("tonari.export", "write a checkpoint's weights as one plain file"),
     "cache": ("tonari.cache.command", "stage a dataset into the node's cache, or look into one"),
+    "stats": ("tonari.stats.command", "find mean, deviation and range of pictures and arrays"),
     "bench": (
         "tonari.bench.command",
         "measure the loader beside others; the exchange; what a shared filesystem costs",

@@ -6,7 +6,7 @@ from dataio.source.formats.arrays import NumpySource
 from dataio.source.formats.folder import ImageFolderSource
 from dataio.source.formats.grids import ArrayFiles
 from dataio.source.formats.tar.index import ShardIndex, scan_shard, write_index
-from dataio.source.open import Shards, open_source
+from dataio.source.open import Shards, open_some, open_source
 from dataio.source.storage.files import Storage, StorageFile
 from dataio.source.storage.retry import Retry
 from dataio.source.storage.throttle import Throttle
@@ -29,6 +29,7 @@ __all__ = [
     "Throttle",
     "TransformedSource",
     "expand",
+    "open_some",
     "open_source",
     "scan_shard",
     "write_index",

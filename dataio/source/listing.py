@@ -20,7 +20,7 @@ from dataio.source.expand import (
 )
 from dataio.source.formats.arrow import ArrowFormat
 from dataio.source.formats.folder import is_image_folder, list_images
-from dataio.source.formats.grids import name_arrays
+from dataio.source.formats.grids import list_files, name_arrays
 from dataio.source.formats.hugging_face import dataset_shards
 from dataio.source.formats.index_json import indexed_shards
 from dataio.source.formats.json_lines import json_lines_format
@@ -87,6 +87,23 @@ def list_source(storage: Storage, spec: Names) -> bytes:
     suffix = find_suffix(paths)
     counts = FORMATS[suffix].known_counts(storage, paths)
     return json.dumps([suffix, paths, counts, storage.urls]).encode()
+
+
+def list_parts(spec: Names, listing: bytes = b"") -> list[str]:
+    """Name what a pattern is made of: shards, files and stores of arrays, or a folder of images.
+
+    Args:
+        spec: The pattern.
+        listing: What `list_source` returned of it, if it is known.
+
+    Raises:
+        SourceError: As `list_source`.
+    """
+    storage = Storage()
+    listing = listing or list_source(storage, spec)
+    if listing.startswith(FOLDER):
+        return names_of(spec)
+    return list_files(names_of(spec), storage) if listing == ARRAYS else json.loads(listing)[1]
 
 
 def names_of(spec: Names) -> list[str]:

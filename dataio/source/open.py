@@ -33,6 +33,7 @@ from dataio.source.listing import (
     FORMATS,
     GROWING,
     joined_format,
+    list_parts,
     list_source,
     names_of,
 )
@@ -154,6 +155,23 @@ def open_source(
         kind, paths, listed, grown_from=spelled if grows else None, world=world, storage=storage,
         index_cache=index_cache / kind.index if index_cache is not None else None,
     )  # fmt: skip
+
+
+def open_some(spec: Names, *, num_shards: int, joined: bool = False) -> Source:
+    """Open some of the shards that a pattern names, from first to last, or of its array files.
+
+    In this process alone: to see what samples are like, not to train on them.
+
+    Raises:
+        SourceError: If it names nothing, or a shard is broken.
+    """
+    storage = Storage()
+    listing = list_source(storage, spec)
+    if listing.startswith(FOLDER):
+        return ImageFolderSource(shown_name(spec), listing.removeprefix(FOLDER), storage=storage)
+    parts = list_parts(spec, listing)
+    at = np.unique(np.linspace(0, len(parts) - 1, num_shards, dtype=int)).tolist()
+    return open_source([parts[number] for number in at], joined=joined)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,11 @@ class Pool:
             undo.pop_all()
         self._quota: QuotaAgreement | None = None
         if budget is not None:
-            self._quota = QuotaAgreement(budget, self.cache, world, rows_move=self._exchanges)
+            self._quota = QuotaAgreement(
+                budget, self.cache, world, num_leaving=share.num_leaving, fields=fields,
+                source=self.checked_source, batch_size=arguments.batch_size,
+                sample_ids=lambda: self.sample_ids,
+            )  # fmt: skip
         self._filling: Filling = Filling(
             self.checked_source,
             fields,
@@ -174,6 +178,11 @@ class Pool:
         Collective with a quota; without one the answer is known.
         """
         return self._exchanges if self._quota is None else self._quota.agree_to_move()
+
+    def warn_of_source(self, num_bytes: int) -> None:
+        """Log, once, what the ranks read where a quota left no room for an exchange. Collective."""
+        if self._quota is not None:
+            self._quota.warn_of_source(num_bytes)
 
     @property
     def sample_ids(self) -> NDArray[np.int64]:

@@ -203,10 +203,11 @@ def too_small(
 ) -> QuotaError:
     """Make the error that says what the quota would have to be."""
     shard = f"the largest shard ({format_bytes(need.shard_bytes)}) and " if need.shard_bytes else ""
+    smaller = "write smaller shards" if least_bytes == need.shard_bytes else "lower batch_size"
     return QuotaError(
         f"quota: {quota_bytes} bytes are too few for this node's cache, expected at least "
         f"{least_bytes}: room for {shard}two batches on each of {need.local_size} ranks; "
-        "raise the quota or lower batch_size",
+        f"raise the quota or {smaller}",
         on_all_ranks=on_all_ranks,
     )
 

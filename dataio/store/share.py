@@ -72,10 +72,10 @@ def guess_variable_bytes(source: Source, schema: RowSchema) -> int:
 
 
 def guess_shard_bytes(source: Source, schema: RowSchema) -> int:
-    """Guess the bytes of the largest shard; 0 if unknown, or if the source is in one piece."""
+    """Guess the bytes of the largest shard; 0 if unknown, or if the source has no shards."""
     starts = np.append(source.shard_starts, source.num_samples)
     most = int(np.diff(starts).max())
-    if len(starts) < 3:
+    if len(starts) < 3 or source.made_as == "ArrayFiles":
         return 0
     total = source.total_bytes
     return most * schema.fixed_bytes if not total else total * most // source.num_samples

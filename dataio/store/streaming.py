@@ -221,7 +221,7 @@ class Streaming:
     def _load(self, first_step: int, half: WindowHalf, most_rows: int) -> Window | None:
         """Read a window; shorter than planned, if its rows are larger; None if stopped."""
         num_halves = 1
-        most_rows = min(most_rows, self._rows_for(half))
+        most_rows = min(most_rows, rows_for(half, self._mean_extent))
         missing, stop = self._plan(first_step, most_rows)
         while not self._stopped.is_set():
             needed = missing.until(stop)
@@ -243,15 +243,9 @@ class Streaming:
                     "or lower batch_size"
                 )
             # The rows that were read show how large rows are.
-            likely = self._plan(first_step, self._rows_for(half))[1]
+            likely = self._plan(first_step, rows_for(half, self._mean_extent))[1]
             stop = max(min(first_step + (stop - first_step) // 2, likely), first_step + 1)
         return None
-
-    def _rows_for(self, half: WindowHalf) -> int:
-        rows = len(half.positions)
-        if self._mean_extent:
-            rows = min(rows, int(FILL * len(half.heap) / self._mean_extent))
-        return rows
 
     def _plan(self, first_step: int, most_rows: int) -> tuple[WindowRows, int]:
         """Find the rows of as many steps as are expected to fit, and where these steps end."""
@@ -315,6 +309,36 @@ class Streaming:
         seen = np.concatenate(lengths)
         if len(seen):
             self._mean_extent = max(self._mean_extent, float(seen.mean()))
+
+
+def rows_for(half: WindowHalf, mean_extent: float) -> int:
+    """Count the rows that a window is planned to hold, by what one takes of a heap on average."""
+    rows = len(half.positions)
+    return min(rows, int(FILL * len(half.heap) / mean_extent)) if mean_extent else rows
+
+
+def planned_windows(
+    num_rows: float, *, of_batch: float, most_rows: float, row_bytes: float
+) -> Iterator[tuple[int, float]]:
+    """Plan an epoch's windows of a rank, which hold whole batches, in runs of equal ones.
+
+    Args:
+        num_rows: That do not stay.
+        of_batch: How many of them a batch has, on average.
+        most_rows: That fit into a window.
+        row_bytes: Mean.
+
+    Yields:
+        How many windows, and the rows of each.
+    """
+    most, left = max(int(FIRST_WINDOW_BYTES / max(row_bytes, 1.0)), 1), float(num_rows)
+    while left > 1e-6 + 1e-12 * num_rows:
+        batches = max(min(most, most_rows) // of_batch, 1)
+        rows = min(batches * of_batch, left)
+        # From here on none is larger
+        count = max(int(left // rows), 1) if most >= most_rows else 1
+        yield count, rows
+        left, most = left - count * rows, 2 * most
 
 
 def _joined(halves: tuple[WindowHalf, WindowHalf]) -> WindowHalf:

@@ -1,13 +1,18 @@
 """docs/grids.md: its blocks run on a file as they describe it, and give what they say."""
 
+import shlex
+
 import h5py
 import numpy as np
 import pytest
 
 from tests.docs.blocks import blocks_of
 from tests.multirank import ROOT
+from tonari import cli
 
-EXAMPLE, PATCHES, STATISTICS, PAIRS = (b.text for b in blocks_of(ROOT / "docs/grids.md"))
+BLOCKS = blocks_of(ROOT / "docs/grids.md")
+EXAMPLE, PATCHES, STATISTICS, PAIRS = (b.text for b in BLOCKS if b.language == "python")
+COMMAND, *PRINTED = (b.text for b in BLOCKS if b.language in ("bash", "text"))
 SIZES = {"time": 48, "lat": 128, "lon": 256}
 
 
@@ -27,6 +32,11 @@ def given(tmp_path, monkeypatch):
             for dim, scale in zip(file[name].dims, dims, strict=True):
                 dim.attach_scale(file[scale])
     return {"files": "era5/*.nc", "written": values}
+
+
+def test_the_command_prints_what_the_page_shows(given, capsys):
+    assert cli.main(shlex.split(COMMAND)[1:]) == 0
+    assert capsys.readouterr().out == PRINTED[0]
 
 
 def test_the_recipes_give_tiles_patches_statistics_and_pairs(given):

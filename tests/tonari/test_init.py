@@ -14,7 +14,7 @@ from tonari import cli
 from tonari.errors import CommandError
 from tonari.init import command
 from tonari.pack.shards import write_shards
-from tonari.trainer import load_config
+from tonari.trainer import load_config, train
 
 
 def png(number):
@@ -87,6 +87,7 @@ def test_the_config_and_the_loop_train_on_the_data_given(tmp_path, monkeypatch, 
     write_shards(samples, tmp_path / "data", shard_samples=40)
     given = ["--data", "data/*.tar", "--image", "png", "--label", "y", "--scheduler", "none"]
     assert cli.main(["init", "new", *given]) == 0
+    assert "found 2 classes in 'y', and pictures in 'png' that" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path / "new")  # as the command says
     data = load_config(Path("train.toml")).data
     assert (data.train, data.image, data.label) == (f"{tmp_path}/data/*.tar", "png", "y")
@@ -99,6 +100,42 @@ def test_the_config_and_the_loop_train_on_the_data_given(tmp_path, monkeypatch, 
     assert sorted(path.name for path in Path().iterdir() if path.is_file()) == [
         "loop.py", "train.toml",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "given"),
+    [
+        ((300, 400, 3), ("resnet50", "resized", 224, 256)),
+        ((90, 60, 3), ("small_cnn", "resized", 64, 73)),
+        ((32, 32, 3), ("small_cnn", "random", 32, None)),
+    ],
+)
+def test_the_settings_fit_the_pictures_of_a_folder(tmp_path, monkeypatch, shape, given):
+    monkeypatch.chdir(tmp_path)
+    pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    for place in (f"{split}/{name}" for split in ("train", "val") for name in "abc"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.fromarray(pixels).save(tmp_path / place / "1.jpg")
+    assert cli.main(["init", "new", "--data", "train", "--scheduler", "none"]) == 0
+    text = Path("new/train.toml").read_text()
+    config = load_config(Path("new/train.toml"))
+    data, augment = config.data, config.augment
+    assert (data.image, data.label, data.test) == ("image", "label", f"{tmp_path}/val")
+    assert config.model.settings["num_classes"] == 3
+    assert (config.model.kind, augment.crop, augment.size, augment.resize_short) == given
+    body = text.partition("[data]")[2].splitlines()
+    columns = {line.index("# ") for line in body if "# " in line and str(tmp_path) not in line}
+    assert columns == {42}, "comments begin in one column"
+    if config.model.kind == "small_cnn":
+        config = load_config(Path("new/train.toml"), ["run.epochs=2", "data.batch_size=3"])
+        train(config, quiet=True)
+
+
+def test_data_that_cannot_be_looked_into_is_said_and_written_all_the_same(tmp_path, capsys):
+    given = ["--data", str(tmp_path / "absent-*.tar"), "--scheduler", "none"]
+    assert cli.main(["init", str(tmp_path / "new"), *given]) == 0
+    assert "could not look into the data (" in capsys.readouterr().out
+    assert load_config(tmp_path / "new/train.toml").data.image == "jpg"
 
 
 def test_what_is_there_is_not_written_over(tmp_path):

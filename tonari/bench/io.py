@@ -1,6 +1,7 @@
 """`tonari bench io`: what a filesystem costs training, by patterns, with proof of cold and warm."""
 
 import contextlib
+import dataclasses
 import json
 import signal
 import sys
@@ -10,15 +11,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Literal
 
+import numpy as np
 import tyro
 from msgspec.structs import replace
 
 from dataio.base.filesystem import cache_directory
 from dataio.base.sizes import format_bytes, parse_bytes
+from dataio.source import open_some
+from dataio.source.formats.grids.source import ArrayFilesSource
 from dataio.world import World, leave_together
 from tonari.bench.errors import BenchError
 from tonari.bench.notify import notify_on_stderr
-from tonari.bench.storage.patterns.measure import measure_storage, words_of
+from tonari.bench.storage.patterns.measure import dataset_files, measure_storage, words_of
 from tonari.bench.storage.patterns.options import PATTERNS, StorageOptions
 from tonari.bench.storage.patterns.together import TogetherError, agree
 from tonari.bench.storage.report.report import write_html, write_png
@@ -94,7 +98,8 @@ class IO:
     what is trained on."""
     fields: tuple[str, ...] = ()
     """Of the dataset's samples, to train on them, as in `tonari cache stage`: image=image:jpg
-    label=int:cls; defaults to a dataset of the benchmark's own."""
+    label=int:cls, or x=array:float32:64x64:t2m; defaults to the numbers of array files, and for
+    others to a dataset of the benchmark's own."""
     direct: bool = False
     """Read cold with O_DIRECT, where the filesystem takes it."""
     metadata_storm: bool = False
@@ -183,6 +188,30 @@ class IO:
             fields=parse_fields(self.fields) if self.fields else {},
         )  # fmt: skip
 
+    def find_fields(self) -> tuple[str, ...]:
+        """Open a part of the dataset, and read its first sample.
+
+        Returns:
+            The fields as they are given; of array files without any, all their numbers.
+
+        Raises:
+            DataioError: If a loader could not.
+        """
+        if not self.dataset:
+            return ()
+        if not self.training_wanted:
+            dataset_files(self.dataset)
+            return ()
+        source, fields = open_some(self.dataset, num_shards=1), self.fields
+        if isinstance(source, ArrayFilesSource) and not fields:
+            fields = tuple(
+                f"{key.replace('/', '_')}=array:{its.dtype}:{'x'.join(map(str, its.shape))}:{key}"
+                for key, its in source.number_fields().items() if its.shape
+            )  # fmt: skip
+        if fields:
+            next(source.read(np.zeros(1, np.int64), parse_fields(fields)))
+        return fields
+
     def wanted(self) -> StorageOptions:
         """Choose what to measure."""
         return StorageOptions(
@@ -199,7 +228,9 @@ def bench_io(options: IO) -> int:
     with ended_by_signals():
         world = _join(options)
         try:
-            agree(world, lambda: None if world.rank else _check(options), doing="looking")
+            found = agree(world, lambda: () if world.rank else _check(options), doing="looking")
+            fields = world.allgather(json.dumps(found).encode(), doing="naming fields")[0]
+            options = dataclasses.replace(options, fields=tuple(json.loads(fields)))
             results = measure(world, options)
             agree(world, lambda: None if world.rank else write(options, results), doing="writing")
         except TogetherError as error:
@@ -267,7 +298,7 @@ def words_of_way(way: TrainingWay) -> str:
     return words
 
 
-def _check(options: IO) -> None:
+def _check(options: IO) -> tuple[str, ...]:
     try:
         check_output("--json-file", options.json_file)
         check_output("--csv", options.csv)
@@ -275,6 +306,7 @@ def _check(options: IO) -> None:
         check_plot("--png", options.png)
         if options.dlio_summaries is not None:
             make_directory("--dlio-summaries", options.dlio_summaries)
+        return options.find_fields()
     except CommandError as error:
         raise BenchError(str(error)) from error
 

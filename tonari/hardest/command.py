@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dataio import Bytes, Field, Source, open_source
 from dataio.base.atomic import write_file
 from dataio.plan.history import Scores
+from dataio.source.names import find_name, read_field
 from dataio.state.snapshot import load_scores
 from tonari.errors import CommandError
 from tonari.hardest.duplicates import Look, read_embeddings, write_duplicates
@@ -30,10 +31,8 @@ from tonari.hardest.rank import (
 from tonari.hardest.samples import (
     find_image,
     find_label,
-    find_name,
     find_places,
     name_classes,
-    read_field,
 )
 from tonari.hardest.saved import choose_measure, find_saved
 from tonari.hardest.table import Described, Row, make_table, rows_csv, to_tiles, words

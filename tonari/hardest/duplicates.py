@@ -16,6 +16,7 @@ from dataio import Field, Source
 from dataio.base.atomic import write_file
 from dataio.rows.decode import PILLOW_ERRORS, open_picture
 from dataio.rows.encoding import NPY_LOCK
+from dataio.source.names import find_name, read_blocks, read_field
 from tonari.errors import CommandError
 from tonari.hardest.fingerprint import SIDE, hash_pictures, similarity
 from tonari.hardest.groups import (
@@ -27,7 +28,7 @@ from tonari.hardest.groups import (
     near_hashes,
 )
 from tonari.hardest.page import duplicates_page
-from tonari.hardest.samples import find_name, find_places, read_blocks, read_field
+from tonari.hardest.samples import find_places
 from tonari.report.tables import to_csv
 
 HEADER = (

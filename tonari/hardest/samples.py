@@ -1,27 +1,19 @@
 """What a source knows of some samples: label, name, place, image."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio import Field, FieldError, Float, Image, Int, Source, Text
-from dataio.rows.rows import Rows, row_offsets
 from dataio.source import ImageFolderSource
 from dataio.source.base import ShardedSource
-from dataio.source.names import find_name as name_field
+from dataio.source.names import IMAGE_KEYS, LABEL_KEYS, fields_there
 from tonari.errors import CommandError
 
-IMAGE_KEYS = ("jpg", "jpeg", "png", "webp", "image", "img")
-LABEL_KEYS = ("cls", "label")
 LABEL_KINDS: tuple[type[Field], ...] = (Int, Float, Text)
-
-Values = NDArray[np.generic]
-"""Numbers, or objects: bytes or str, one a sample."""
 
 
 def find_image(source: Source, given: str | None) -> Field | None:
@@ -38,68 +30,15 @@ def find_label(source: Source, given: str | None) -> Field | None:
     return _find(source, given, LABEL_KEYS, LABEL_KINDS)
 
 
-def find_name(source: Source) -> Field | None:
-    """Find the field of the sample's name."""
-    return name_field(source)
-
-
 def _find(
     source: Source, given: str | None, usual: Sequence[str], kinds: Sequence[type[Field]]
 ) -> Field | None:
-    refusal: FieldError | None = None
-    makes: list[Any] = list(kinds)
-    for field in (make(key) for key in ([given] if given else usual) for make in makes):
-        try:
-            # Which fields there are is known from the samples alone
-            read_field(source, np.zeros(1, np.int64), field)
-        except FieldError as error:
-            refusal = refusal or error
-        else:
-            return field  # type: ignore[no-any-return]
-    if given and refusal is not None:
-        raise refusal
-    return None
-
-
-def read_field(source: Source, sample_ids: NDArray[np.int64], field: Field) -> Values:
-    """Read one field of some samples.
-
-    Args:
-        source: Where they are.
-        sample_ids: int64[n], distinct, in any order.
-        field: Int, Float, Text or a compressed Image.
-
-    Returns:
-        [n]: In the order of ``sample_ids``: numbers, or objects: str of Text, else bytes.
-
-    Raises:
-        DataioError: As `Source.read`.
-    """
-    order = np.argsort(sample_ids, kind="stable")
-    blocks = list(read_blocks(source, sample_ids[order], field))
-    if not blocks:
-        return np.empty(0, object)
-    values = np.concatenate(blocks)
-    result = np.empty_like(values)
-    result[order] = values
-    return result
-
-
-def read_blocks(source: Source, sample_ids: NDArray[np.int64], field: Field) -> Iterator[Values]:
-    """Read one field of some samples block by block; as `read_field`, of sorted ids."""
-    for rows in source.read(sample_ids, {"value": field}):
-        yield _values(rows, field)
-
-
-def _values(rows: Rows, field: Field) -> Values:
-    if rows.schema.fixed:
-        return np.ascontiguousarray(rows.fixed[0]).view(rows.schema.fixed[0].dtype).reshape(-1)
-    bounds = row_offsets(rows.lengths[:, 0]).tolist()
-    values = np.empty(len(rows), object)
-    for row, (start, stop) in enumerate(pairwise(bounds)):
-        data = rows.variable[0][start:stop].tobytes()
-        values[row] = data.decode() if isinstance(field, Text) else data
-    return values
+    try:
+        return next(fields_there(source, [given] if given else usual, kinds))
+    except FieldError:
+        if given:
+            raise
+        return None
 
 
 def find_places(source: Source, sample_ids: NDArray[np.int64]) -> list[tuple[str, int | None]]:

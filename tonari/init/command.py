@@ -12,9 +12,14 @@ from typing import Annotated, Literal
 
 import tyro
 
+from dataio import DataioError
+from dataio.source.names import IMAGE_KEYS, LABEL_KEYS
 from tonari.errors import CommandError
+from tonari.init.data import Found, find_test, look_into
 
 Scheduler = Literal["slurm", "pbs", "none"]
+COMMENT = re.compile(r"^(\S.*?) +(# .*)$", re.MULTILINE)
+"""Behind a line of TOML; all of them begin in one column."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +34,12 @@ class Init:
     directory: Annotated[Path, tyro.conf.Positional] = Path()
     """Where they go; made if need be."""
     data: str = "shards/train-*.tar"
-    """What to train on, as a loader takes it."""
-    image: str = "jpg"
-    """Extension or column of the image."""
-    label: str = "cls"
-    """Extension or column of the class."""
+    """What to train on, as a loader takes it. It is looked into: for the fields, the number of
+    classes, the size of the pictures, and a test split beside it."""
+    image: str = ""
+    """Extension or column of the image; found in the data unless given."""
+    label: str = ""
+    """Extension or column of the class; found in the data unless given."""
     nodes: int = 4
     """Nodes of the batch script."""
     ranks_per_node: int = 1
@@ -57,7 +63,8 @@ def main(argv: list[str]) -> int:
             "both >= 1; give for example --nodes 2"
         )
     scheduler = find_scheduler() if options.scheduler == "auto" else options.scheduler
-    texts = write_texts(options, scheduler, python=sys.executable)
+    look, found = _look(options)
+    texts = write_texts(options, scheduler, look=look, python=sys.executable)
     if there := [name for name in texts if (options.directory / name).exists()]:
         raise CommandError(
             f"{options.directory}: found {', '.join(there)}, expected none of them; remove or "
@@ -67,11 +74,32 @@ def main(argv: list[str]) -> int:
     for name, text in texts.items():
         (options.directory / name).write_text(text)
     submit = {"slurm": "sbatch job.sbatch", "pbs": "qsub job.pbs"}.get(scheduler)
+    print(found)
     print(f"wrote {', '.join(texts)} into {options.directory}; look through them, then:")
     print(f"  cd {options.directory}")
     print("  tonari train train.toml --dry-run    # the settings, and what they come to")
     print(f"  {submit or 'mpiexec -n 2 tonari train train.toml'}")
     return 0
+
+
+def _look(options: Init) -> tuple[Found, str]:
+    """Found into the data, and say what was found."""
+    look = Found(options.image or IMAGE_KEYS[0], options.label or LABEL_KEYS[0], 10, 32, False)
+    words = "--data names no data to look into: change image, label, num_classes and size yourself"
+    if options.data != Init.data:
+        try:
+            look = look_into(options.data, image=options.image, label=options.label)
+        except DataioError as error:
+            return (
+                look,
+                f"could not look into the data ({error}); change image, label, "
+                "num_classes and size yourself",
+            )
+        words = (
+            f"found {look.num_classes} classes in {look.label!r}, and pictures in {look.image!r} "
+            f"that suit a size of {look.size}"
+        )
+    return look, words
 
 
 def find_scheduler() -> Scheduler:
@@ -82,12 +110,13 @@ def find_scheduler() -> Scheduler:
     return "pbs" if shutil.which("qsub") and shutil.which("pbsnodes") else "none"
 
 
-def write_texts(options: Init, scheduler: Scheduler, *, python: str) -> dict[str, str]:
+def write_texts(options: Init, scheduler: Scheduler, *, look: Found, python: str) -> dict[str, str]:
     """Write the files' texts, by name.
 
     Args:
         options: What was asked for.
         scheduler: Who queues jobs.
+        look: What the data holds.
         python: The interpreter that the batch script calls.
     """
     size = f"{options.nodes}:mpiprocs={options.ranks_per_node}"
@@ -95,14 +124,27 @@ def write_texts(options: Init, scheduler: Scheduler, *, python: str) -> dict[str
     given = options.data
     if given != Init.data and "://" not in given:  # found from where the files go, too
         given = str(Path(given).absolute())
-    data, image, label = map(json.dumps, (given, options.image, options.label))
+    image, label = json.dumps(look.image), json.dumps(look.label)
+    test = find_test(given)
     fields = {
-        '"shards/train-*.tar"': data,
+        '"shards/train-*.tar"': json.dumps(given),
+        '# test = "shards/val-*.tar"': f"test = {json.dumps(test)}" if test else '# test = "..."',
         'image = "jpg"': f"image = {image}",
         'dataio.Image("jpg"': f"dataio.Image({image}",
         'label = "cls"': f"label = {label}",
         'dataio.Int("cls")': f"dataio.Int({label})",
+        "RandomResizedCrop(32)": f"RandomResizedCrop({look.size})",
+        "size = 32": f"size = {look.size}",
+        "num_classes = 10": f"num_classes = {look.num_classes}",
+        "SAVED = 10": f"SAVED = {look.num_classes}",
     }
+    if look.is_exact:
+        crop = 'crop = "random"  # a part of each image, moved by up to so many pixels\npadding = 4'
+        fields['crop = "resized"                          # a random part of each image'] = crop
+    else:
+        fields["flip = 0.5"] = f"flip = 0.5\nresize_short = {look.size * 8 // 7}  # of a test image"
+    if look.size > 64:
+        fields['kind = "small_cnn"'] = 'kind = "resnet50"'
     job = {
         "--nodes=4": f"--nodes={options.nodes}",
         "--ntasks-per-node=1\n#SBATCH --time": f"--ntasks-per-node={options.ranks_per_node}\n"
@@ -116,7 +158,8 @@ def write_texts(options: Init, scheduler: Scheduler, *, python: str) -> dict[str
         "examples/slurm/train.sbatch": "job.sbatch",
         " data.train=/shared/cifar10-train.parquet": "",
     }
-    texts = {"train.toml": _filled("train.toml", fields), "loop.py": _filled("loop.py", fields)}
+    toml = COMMENT.sub(lambda at: f"{at[1] + '  ':<42}{at[2]}", _filled("train.toml", fields))
+    texts = {"train.toml": toml, "loop.py": _filled("loop.py", fields)}
     if scheduler != "none":
         suffix = {"slurm": "sbatch", "pbs": "pbs"}[scheduler]
         texts[f"job.{suffix}"] = _filled(f"train.{suffix}", job)

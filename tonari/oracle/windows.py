@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from dataio.store.quota import DENSE_ROW_BYTES, Need, plan_budget
-from dataio.store.streaming import FILL, FIRST_WINDOW_BYTES
+from dataio.store.streaming import FILL, planned_windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +111,10 @@ class Quota:
         """Yield runs of windows: how many, and each one's part of the missing rows to be seen."""
         total = round(self.missing_rows * visible_fraction / self.local_size)
         of_batch = self.batch_size * self.missing_rows / (self.missing_rows + self.resident_rows)
-        most, left = max(int(FIRST_WINDOW_BYTES / max(self.row_bytes, 1.0)), 1), float(total)
-        while left > 1e-6 + 1e-12 * total:
-            batches = max(min(most, self.window_rows) // of_batch, 1)
-            rows = min(batches * of_batch, left)
-            # From here on none is larger
-            count = max(int(left // rows), 1) if most >= self.window_rows else 1
+        for count, rows in planned_windows(
+            total, of_batch=of_batch, most_rows=self.window_rows, row_bytes=self.row_bytes
+        ):
             yield count, rows / total
-            left, most = left - count * rows, 2 * most
 
     def _cost_of(self, share: float) -> tuple[float, float]:
         """Price a window of one replica, by its part of its missing rows: bytes, processor time."""

@@ -9,9 +9,10 @@ import torch
 
 from dataio.base.atomic import write_file
 from dataio.rows.samples import Batch
+from dataio.source.names import find_name, read_field
 from tonari.errors import CommandError
 from tonari.hardest.page import rows_page
-from tonari.hardest.samples import find_image, find_label, find_name, read_field
+from tonari.hardest.samples import find_image, find_label
 from tonari.rows.run import RunRows
 from tonari.rows.texts import read_texts
 from tonari.trainer.config.config import Config

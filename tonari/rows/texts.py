@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio import FieldError, Source, Text
+from dataio.source.names import read_field
 from dataio.source.text.tokenizer import BYTES, open_tokenizer
-from tonari.hardest.samples import read_field
 from tonari.trainer.config.config import Config
 from tonari.trainer.run.build import make_fields
 from tonari.trainer.run.own import own_of

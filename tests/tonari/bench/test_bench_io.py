@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from tests.multirank import ROOT, launch_command, run_job
 from tonari import cli
+from tonari.bench import io
 from tonari.meet import interface_towards
 
 SMALL = "--size 1MiB --sample 32KiB --repeats 1 --threads 2 --patterns random_record".split()
@@ -116,6 +119,40 @@ def test_it_trains_on_the_users_own_dataset(place, tmp_path, capsys):
     assert len(said) == 1
     assert "nothere" in said[0]
     assert not left(place)
+
+
+TRAIN = "--step-ms 1 --batch-size 8 --workers 0 --epochs 2 --dataloader-epochs 2".split()
+
+
+def test_it_trains_on_what_a_loader_opens_and_refuses_others_before_measuring(
+    place, tmp_path, capsys, monkeypatch
+):
+    zarr = pytest.importorskip("zarr", minversion="3", reason="needs Python 3.11: tonari[zarr]")
+    values = np.arange(48 * 16 * 8, dtype=np.float32).reshape(48, 16, 8)
+    zarr.open_group(tmp_path / "a.zarr", mode="w").create_array("x", data=values)
+    for number in range(24):
+        path = tmp_path / "folder" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(path)
+    out = tmp_path / "out.json"
+    given = ["bench", "io", *place, *SMALL, *TRAIN, "--json-file", str(out), "--dataset"]
+    # Of the arrays the fields are known.
+    for words, count in (
+        ([f"{tmp_path}/a.zarr"], 48),
+        ([f"{tmp_path}/folder", "--fields", "image=image:image", "label=int:label"], 24),
+    ):
+        assert cli.main([*given, *words]) == 0, capsys.readouterr().err
+        found = json.loads(out.read_text())["end_to_end"]
+        assert (found["num_samples"], len(found["ways"])) == (count, 5)
+        assert not left(place)
+    monkeypatch.setattr(io, "measure", lambda *_: pytest.fail("measured"))
+    for words, message in (
+        ([f"{tmp_path}/a.zarr", "--fields", "x=array:float32:3:x"], "expected float32[3]"),
+        ([f"{tmp_path}/absent.zarr"], "absent.zarr"),
+    ):
+        capsys.readouterr()
+        assert cli.main([*given, *words]) == 1
+        assert message in capsys.readouterr().err
 
 
 def test_an_address_without_a_port_is_refused(place, capsys):

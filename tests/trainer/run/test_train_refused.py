@@ -7,16 +7,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from dataio.base.claim import NoLocksError
+from dataio.base.errors import FieldError
 from dataio.loader import Loader
 from tests.claims import held_elsewhere
 from tests.trainer.digits import write_config
 from tests.trainer.run.runs import run
 from tonari.trainer.checkpoint.checkpoint import Checkpoints
 from tonari.trainer.config.config import load_config
+from tonari.trainer.config.saved import read_settings
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.run import outputs
 from tonari.trainer.watch.record import CLAIM
@@ -140,3 +143,22 @@ def test_going_on_with_data_of_another_name_is_warned_of(
     moved = train.rename(train.with_name(f"moved-{train.name}"))
     run(config, "run", "run.epochs=3", f"data.train={moved}")
     assert f"data.train was {train} when this run was started last, and is {moved}" in caplog.text
+
+
+def test_the_keys_of_pictures_and_classes_are_found_or_named(tmp_path: Path) -> None:
+    given = ("data.image=", "data.label=", "data.test=", "run.epochs=1")
+    config = write_config(tmp_path)
+    table = pq.read_table(tmp_path / "train.parquet")
+    for number, picture in enumerate(table["png"].to_pylist()):
+        place = tmp_path / "folder" / str(table["cls"][number].as_py())
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number}.png").write_bytes(picture)
+    run(config, "run", *given, f"data.train={tmp_path}/folder")
+    saved = read_settings(tmp_path / "run" / "config.json").data
+    assert (saved.image, saved.label) == ("image", "label"), "and tonari rows reads the same"
+    pq.write_table(table.append_column("img", table["png"]), tmp_path / "two.parquet")
+    with pytest.raises(FieldError, match=r'hold png and img, .* choose .* \[data\] image = "png"'):
+        run(config, "two", *given, f"data.train={tmp_path}/two.parquet")
+    pq.write_table(table.rename_columns(["photo", "cls"]), tmp_path / "none.parquet")
+    with pytest.raises(FieldError, match=r"columns photo, cls, .* as \[data\] image = KEY"):
+        run(config, "none", *given, f"data.train={tmp_path}/none.parquet")

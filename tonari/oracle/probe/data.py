@@ -35,6 +35,7 @@ from tonari.trainer.run.build import (
     make_task,
     training_source,
 )
+from tonari.trainer.run.images import with_keys
 from tonari.trainer.run.own import Own, own_of
 
 QUOTA = "1GB"
@@ -117,7 +118,9 @@ def time_data(
     with _directory(config, job.world) as directory:
         if job.world.rank < readers:
             team = replace(job, world=job.world.part(range(readers)))
-            found = _time_loader(_plain(config, directory), team, own_of(config, own))
+            own = own_of(config, own)
+            plain = with_keys(_plain(config, directory), own, team.world)
+            found = _time_loader(plain, team, own)
         job.world.barrier(doing="timing the loader")
     return found
 

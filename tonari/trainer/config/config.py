@@ -53,8 +53,9 @@ class DataConfig(Section):
             an image folder as training does, and ``"own"`` leaves it its own numbers.
         test_fraction: Of text without ``test``: the share at its end that is left for evaluations.
         joined: As of `dataio.Shards`: tar shards may be archives that ``cat`` joined.
-        image: The extension or column of the images.
-        label: The extension or column of the classes.
+        image: The extension or column of the images; left out: ``jpg``, or the only one of
+            ``jpeg``, ``png``, ``webp``, ``image`` and ``img`` that samples have.
+        label: The extension or column of the classes; left out: ``cls``, or ``label``.
         image_size: Height and width that images are resized to; left out: as they are.
         channels: 3 for colours, 1 for grey.
         batch_size: Samples of one step on one replica.
@@ -72,8 +73,8 @@ class DataConfig(Section):
     test_classes: Classes = "same"
     test_fraction: Share = 0.0
     joined: bool = False
-    image: str = "jpg"
-    label: str = "cls"
+    image: str = ""
+    label: str = ""
     image_size: Count | None = None
     channels: Literal[1, 3] = 3
     batch_size: Count = 64

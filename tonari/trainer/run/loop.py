@@ -38,6 +38,7 @@ from tonari.trainer.run.build import (
     warn_of_padding,
 )
 from tonari.trainer.run.ema import WeightAverage
+from tonari.trainer.run.images import with_keys
 from tonari.trainer.run.mixing import mark_draws
 from tonari.trainer.run.observed import Begun, Observer
 from tonari.trainer.run.optimizers import find_lr_shares, make_optimizer
@@ -186,6 +187,7 @@ def train_observed(
         join(device=config.run.device, timeout_s=config.run.timeout_s) as job,
         contextlib.ExitStack() as opened,
     ):
+        config = with_keys(config, own, job.world)
         # Before anything is staged: what does not fit should be said at once.
         parts = EpochParts(read_plan(plan, config, job.world) if plan else None)
         parallel = build_parallel(config, job, own)

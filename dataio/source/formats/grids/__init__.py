@@ -1,6 +1,6 @@
 """Scientific array files -> samples: rows, whole files, tiles."""
 
 from dataio.source.formats.grids.array_files import ArrayFiles, open_rows
-from dataio.source.formats.grids.listing import name_arrays
+from dataio.source.formats.grids.listing import list_files, name_arrays
 
-__all__ = ["ArrayFiles", "name_arrays", "open_rows"]
+__all__ = ["ArrayFiles", "list_files", "name_arrays", "open_rows"]

@@ -49,7 +49,7 @@ def list_files(names: Sequence[str], storage: Storage) -> list[str]:
 def name_arrays(names: Sequence[str]) -> bool:
     """Whether all names are, by their suffixes, those of array files or stores.
 
-    A directory is one if it holds array files, and no shards.
+    A directory is one if it holds array files, and no shards, or is a part of a Zarr store.
     """
     return bool(names) and all(
         name.rstrip("/").endswith(ARRAY_SUFFIXES) or _holds_arrays(name) for name in names
@@ -61,6 +61,8 @@ def _holds_arrays(name: str) -> bool:
     if "://" in name or not path.is_dir():
         return False
     found = [child.name for child in path.iterdir()]
+    if is_store(Storage(), str(path)):
+        return True
     return not shards_among(found) and any(child.endswith(ARRAY_SUFFIXES) for child in found)
 
 

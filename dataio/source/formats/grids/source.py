@@ -1,5 +1,6 @@
 """Samples of array files, read cell by cell."""
 
+import contextlib
 import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -138,6 +139,28 @@ class ArrayFilesSource:
         _, places = file.numbering.locate(numbers, file.numbering.cell_starts())
         parts = [axis.place(at) for axis, at in zip(self._axes, places[0].tolist(), strict=True)]
         return f"{file.found.path}[{', '.join(parts)}]" if parts else file.found.path
+
+    def number_fields(self) -> dict[str, Array]:
+        """Describe the variables of numbers as fields of their names, as samples have them.
+
+        Left out are those that lack an axis which divides the files, and those of coordinates.
+        """
+        found: dict[str, Array] = {}
+        for key, variable in self.files[0].variables.items():
+            if None in (axis.of(variable) for axis in self._axes) or variable.dims == (key,):
+                continue
+            with contextlib.suppress(ValueError, FieldError):
+                shape = sample_shape(variable, self._axes)
+                field = Array(key, shape, _dtype(variable))
+                self._check(self._files[0], key, field)
+                found[key] = field
+        return found
+
+    def sample_dims(self, key: str) -> tuple[str, ...]:
+        """Name the dimensions of a variable's part of a sample."""
+        variable = self.files[0].variables[key]
+        rows = [axis.of(variable) for axis in self._axes if axis.is_row]
+        return tuple(name for at, name in enumerate(variable.dims) if at not in rows)
 
     def read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
         """Read samples; see `Source.read`.

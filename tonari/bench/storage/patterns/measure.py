@@ -7,8 +7,8 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from dataio.source import expand
-from dataio.source.expand import SHARD_SUFFIXES
+from dataio.source.expand import is_shard
+from dataio.source.listing import list_parts
 from dataio.world import World, launcher_name
 from tonari.bench.errors import BenchError
 from tonari.bench.notify import Notify
@@ -152,7 +152,7 @@ def _patterns(world: World, options: StorageOptions, spread: Footprint) -> list[
 
 
 def dataset_files(patterns: Sequence[str]) -> list[Path]:
-    """List the files of a dataset: the shards that patterns name, or all files below a directory.
+    """List the files of a dataset, whatever a loader opens, or of a directory of any files.
 
     Raises:
         BenchError: If it is not on a filesystem, or holds no file.
@@ -166,15 +166,18 @@ def dataset_files(patterns: Sequence[str]) -> list[Path]:
                 "has mounted"
             )
         path = Path(pattern).expanduser()
-        if path.is_dir() and not any(
-            child.name.endswith(SHARD_SUFFIXES) for child in path.iterdir()
-        ):
-            found += sorted(file for file in path.rglob("*") if file.is_file())
-        else:
-            found += [Path(name) for name in expand(pattern)]
+        is_plain = path.is_dir() and not any(is_shard(child.name) for child in path.iterdir())
+        for part in [path] if is_plain else list_parts(pattern):
+            found += files_below(Path(part))
     if not found:
         raise BenchError(f"{', '.join(patterns)}: holds no file, expected a dataset; name another")
     return [path.absolute() for path in found]
+
+
+def files_below(path: Path) -> list[Path]:
+    """List the files of a directory and of those in it; of a file, itself."""
+    below = path.expanduser().rglob("*") if path.is_dir() else [path]
+    return sorted(file for file in below if file.is_file())
 
 
 def _leftovers(directory: Path) -> list[str]:

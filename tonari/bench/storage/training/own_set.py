@@ -7,14 +7,16 @@ import shutil
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from dataio import Array, Field, Int, World, open_source
 from dataio.source import write_index
-from dataio.source.expand import expand
+from dataio.source.listing import list_parts
 from tonari.bench.errors import BenchError
+from tonari.bench.storage.patterns.measure import files_below
 from tonari.bench.storage.patterns.together import agree
 from tonari.bench.storage.site.site import Site, describe_site
 
@@ -24,17 +26,21 @@ SHARDS_PER_RANK = 2
 
 @dataclass(frozen=True)
 class OwnShards:
-    """The shards, what their samples hold, and where they lie."""
+    """The shards, what their samples hold, and where they lie.
+
+    What has no shards is a folder, or files and stores of arrays: its parts are their files.
+    """
 
     paths: list[str]
     fields: Mapping[str, Field]
     num_samples: int
-    num_bytes: int
+    part_bytes: list[int]
+    files: list[Path]
     site: Site
 
     @property
-    def files(self) -> list[Path]:
-        return [Path(path) for path in self.paths]
+    def num_bytes(self) -> int:
+        return sum(self.part_bytes)
 
     @property
     def sample_bytes(self) -> float:
@@ -42,12 +48,13 @@ class OwnShards:
 
 
 def open_shards(patterns: Sequence[str], fields: Mapping[str, Field], world: World) -> OwnShards:
-    """Open the shards that patterns name. Collective."""
-    paths = expand(patterns)
+    """Open whatever patterns name, as a loader does. Collective."""
+    paths = list_parts(patterns)
     source = open_source(paths, world=world)
-    num_bytes = sum(Path(path).stat().st_size for path in paths)
+    parts = [files_below(Path(path)) for path in paths]
+    num_bytes = [sum(file.stat().st_size for file in files) for files in parts]
     site = describe_site(Path(paths[0]).parent)
-    return OwnShards(paths, fields, source.num_samples, num_bytes, site)
+    return OwnShards(paths, fields, source.num_samples, num_bytes, [*chain(*parts)], site)
 
 
 def own_fields(sample_bytes: int) -> Mapping[str, Field]:

@@ -193,7 +193,7 @@ def _run_null(job: TrainingRates, memory: Path, epochs: int) -> Ran:
     status = os.statvfs(memory)
     room = min(memory_room() or 0, status.f_bavail * status.f_frsize) * MEMORY_FRACTION
     room = _least(room, job.world)
-    sizes = [path.stat().st_size for path in job.data.files]
+    sizes = job.data.part_bytes
     held = max(int(np.searchsorted(np.cumsum(sizes), room, side="right")), 1)
     # A rank has to have steps, whatever the room.
     least = 2 * job.batch_size * job.world.world_size

@@ -13,12 +13,14 @@ from torch import nn
 
 from dataio import Field, NodeCache
 from dataio.job.launch import join
+from dataio.world import single_world
 from tonari.trainer.checkpoint.agree import from_rank_0
 from tonari.trainer.config.config import Config
 from tonari.trainer.config.importance import ImportanceConfig
 from tonari.trainer.config.shuffle import ShuffleConfig
 from tonari.trainer.mesh.mesh import num_microbatches
 from tonari.trainer.run.build import lay_out
+from tonari.trainer.run.images import with_keys
 from tonari.trainer.run.loop import train_observed
 from tonari.trainer.run.own import Loss, MakeOptimizer, Own, Transform, own_of
 from tonari.trainer.run.step import EvaluationMeans
@@ -219,7 +221,7 @@ def short_run(
     config: Config, own: Own, directory: Path, layers: int, *, steps: int = STEPS
 ) -> tuple[Config, Own]:
     """Make the short run, and its rows; the same on every rank."""
-    config, own = with_layers(config, own, layers)
+    config, own = with_layers(with_keys(config, own, single_world()), own, layers)
     short = verified_config(config, directory, steps=steps)
     step_rows = short.data.batch_size * replicas_of(short) * short.optimizer.accumulate
     rows = first_rows(config, own, _epoch_steps(steps) * step_rows)

@@ -1,5 +1,6 @@
 """A node that stages half of the samples reads half of the bytes, and each chunk once."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ import netCDF4
 import numpy as np
 import pytest
 
-from dataio import Array, ArrayFiles, Staging
-from dataio.world import World, run_threads, thread_worlds
+from dataio import Array, ArrayFiles, NodeCache, QuotaError, Staging
+from dataio.world import World, run_threads, single_world, thread_worlds
+from tests.cases import diagonal
 from tests.dataio.loaders import make
 
 zarr = pytest.importorskip("zarr", minversion="3", reason="needs Python 3.11: tonari[zarr]")
@@ -126,3 +128,48 @@ def test_one_read_opens_each_chunk_once(tmp_path: Path) -> None:
     assert len(rows) == 12
     # Twelve times of one tile are one chunk.
     assert source.bytes_read - before < 2 * rows.fixed[0].nbytes
+
+
+SAID = re.compile(r"(?:windows, about |to |read )([\d.]+) ([kKMG])B(?: at| once| from)")
+UNITS = {"k": 1e3, "K": 1e3, "M": 1e6}
+
+
+@pytest.mark.thorough
+@diagonal(quota=["4 MB", "7 MB"], case=["hdf5", "zarr", "netcdf3, records"])
+def test_a_quota_says_what_an_epoch_reads(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str, quota: str
+) -> None:
+    name, write = CASES[case]
+    write(tmp_path / name)
+
+    def work(world: World) -> list[int]:
+        source = ArrayFiles(tmp_path / name, axis="time", tiles=TILES, dims={"x": DIMS})
+        cache, read = NodeCache(tmp_path / "cache", quota=quota), list[int]()
+        with make(world, cache, source=source, fields=FIELDS, exchange=0.1) as loader:
+            for _ in loader.epochs(3):
+                read.append(int(loader.stats()["source_bytes"]))
+                for _ in loader:
+                    pass
+        return read
+
+    first, *_, last = np.diff(np.array(run_threads(thread_worlds([1, 1]), work)).sum(axis=0))
+    messages = [record.getMessage() for record in caplog.records]
+    said = [[float(a) * UNITS[b] for a, b in SAID.findall(message)] for message in messages]
+    (end,) = said.pop()
+    assert "so that none are exchanged: the end of an epoch read" in messages[-1]
+    now, later = said[0] if said else (0.0, 0.0)
+    assert bool(said) == (quota != "7 MB"), "where all rows stay, only an epoch's end reads"
+    assert now + end == pytest.approx(first, rel=0.1)
+    assert last <= (1.1 * (later + end) if said else 1.3 * end)
+
+
+def test_a_quota_that_is_too_small_for_chunks_is_not_of_shards(tmp_path: Path) -> None:
+    zarr_store(tmp_path / "a.zarr")
+    source = ArrayFiles(tmp_path / "a.zarr", axis=0, tiles={1: 64, 2: 64})
+    with pytest.raises(QuotaError, match=r"room for two batches .* or lower batch_size"):
+        make(
+            single_world(),
+            NodeCache(tmp_path / "cache", quota="100 KB"),
+            source=source,
+            fields=FIELDS,
+        )

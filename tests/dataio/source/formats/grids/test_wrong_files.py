@@ -25,6 +25,7 @@ from dataio import (
     Text,
     Throttle,
     Tokens,
+    open_source,
 )
 from dataio.base.errors import install_command
 from dataio.source.storage.files import StorageFile
@@ -258,6 +259,16 @@ def test_a_throttle_counts_every_byte(tmp_path: Path) -> None:
     source = ArrayFiles(path, throttle=throttle).open()
     read_all(source, X)
     assert throttle.total_bytes == source.bytes_read > 0
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_an_array_within_a_store_opens_by_its_path(tmp_path: Path, version: Any) -> None:
+    values = np.arange(12, dtype=np.float32).reshape(4, 3)
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=version)
+    group.create_array("deep/x", data=values)
+    source = open_source(tmp_path / "a.zarr" / "deep" / "x")
+    (rows,) = source.read(np.arange(4), {"x": Array("arr_0", (3,), "float32")})
+    assert np.array_equal(rows.fixed[0].view(np.float32), values)
 
 
 @pytest.mark.parametrize(("name", "library"), [("a.h5", "h5py"), ("a.zarr", "zarr")])

@@ -1,0 +1,1 @@
+"""`tonari stats`: mean, deviation and range of what a dataset holds."""
