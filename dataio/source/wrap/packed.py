@@ -6,6 +6,7 @@ kept of it, every rank finds the same, and a sequence has its number wherever it
 
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from threading import Lock
 from typing import Annotated
 
@@ -110,6 +111,13 @@ class SequenceFormat(MegatronFormat):
                 values = self._values(file, index, pieces, extents[:, 0], chosen)
                 yield array_rows(shard.first + chosen, values, fields, shard.path)
 
+    def pieces(self, storage: Storage, shard: Shard) -> DocumentPieces:
+        """Find what the sequences of a shard are made of."""
+        with open_index(storage, shard.path, self.index_of(shard.path)) as beside:
+            index = read_head(beside)
+            extents = _all_extents(beside, index, storage.stat(shard.path)[0])
+        return self._pieces(extents, index, shard)
+
     @property
     def _room(self) -> int:
         return self._sequences.length + 1
@@ -155,9 +163,23 @@ class SequenceFormat(MegatronFormat):
 
 
 class SequenceSource(ShardedSource):
-    """A `Source` of sequences."""
+    """A `Source` of sequences, whose documents are numbered shard by shard."""
 
     made_as = "Sequences"
+
+    @cached_property
+    def first_documents(self) -> NDArray[np.int64]:
+        """int64[num_shards + 1]: The number of each shard's first document, and of all."""
+        counts = [0]
+        for shard in self.shards:
+            with open_index(self.storage, shard.path, self._format.index_of(shard.path)) as beside:
+                counts.append(read_head(beside).num_sequences)
+        return np.cumsum(counts)
+
+    def pieces(self, shard: int) -> DocumentPieces:
+        """Find what the sequences of a shard, by its number, are made of."""
+        assert isinstance(self._format, SequenceFormat)
+        return self._format.pieces(self.storage, self.shards[shard])
 
 
 def _all_extents(beside: StorageFile, index: Index, bin_bytes: int) -> NDArray[np.int64]:
