@@ -181,6 +181,17 @@ class SequenceSource(ShardedSource):
         assert isinstance(self._format, SequenceFormat)
         return self._format.pieces(self.storage, self.shards[shard])
 
+    def documents(self, sample_ids: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """List the documents of sequences, of each in the order of its ``document``: int64[n]."""
+        found: list[NDArray[np.int64]] = [np.empty(0, np.int64)] * len(sample_ids)
+        at = np.searchsorted([shard.first for shard in self.shards], sample_ids, side="right") - 1
+        for shard in np.unique(at).tolist():
+            pieces, first = self.pieces(shard), self.shards[shard].first
+            for place in np.flatnonzero(at == shard).tolist():
+                mine = slice(*pieces.starts[sample_ids[place] - first :][:2])
+                found[place] = self.first_documents[shard] + pieces.documents[mine]
+        return found
+
 
 def _all_extents(beside: StorageFile, index: Index, bin_bytes: int) -> NDArray[np.int64]:
     """Find where all documents lie: int64[num_documents, 2]; see `read_extents`."""

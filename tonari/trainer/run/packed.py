@@ -10,7 +10,7 @@ import dataio
 from dataio import SourceError
 from dataio.rows.samples import Batch
 from dataio.source.text.dataset import TextInfo, read_infos
-from dataio.source.text.tokenizer import open_tokenizer
+from dataio.source.text.tokenizer import BYTES, Tokenizer, open_tokenizer
 from tonari.trainer.config.config import Config
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.pipeline import Pipeline
@@ -99,6 +99,17 @@ def packed_info(config: Config) -> TextInfo:
         return read_infos([*_listed(config.data.train), *_listed(config.data.test)])
     except SourceError as error:
         raise ConfigError(f"[text] packing: {error}") from error
+
+
+def tokenizer_of(config: Config) -> Tokenizer | None:
+    """Open the tokenizer of a run's text.
+
+    Raises:
+        SourceError: If it is not at hand.
+    """
+    if not config.text.is_packed or packed_info(config).tokenizer == BYTES:
+        return open_tokenizer(BYTES)
+    return open_tokenizer(_listed(config.data.train)[0])
 
 
 def check_tokenizer(config: Config) -> None:
