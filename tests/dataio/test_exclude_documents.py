@@ -99,7 +99,7 @@ def test_each_target_of_the_other_documents_comes_once_and_none_of_those_left_ou
 def test_a_run_goes_on_exactly_and_another_list_holds_from_there(packed: Path) -> None:
     others = [n for n in range(0, 26, 2) if n not in GONE]
     first, second = (str(write_list(packed / f"{len(each)}.csv", each)) for each in (GONE, others))
-    log = {"reports": dataio.Reports(rows=packed / "rows", progress=False)}
+    log: Any = {"reports": dataio.Reports(rows=packed / "rows", progress=False)}
     with make(packed, single_world(), exclude=first) as loader:
         whole = [rows_of(batch) for batch in loader]
     with make(packed, single_world(), exclude=first, **log) as loader:
