@@ -121,15 +121,18 @@ def _export_hub(given: Export) -> int:
             raise
         model = make_model(config)
     progress = read_progress(checkpoint)
-    end = {"eos_token_id": packed_info(config).end} if is_packed else {}
+    end = packed_info(config).end if is_packed else None
     tokenizer = tokenizer_of(config) if is_packed else None
     try:
         num_tensors, num_numbers = write_hub(
             given.out, checkpoint, model, max_file_bytes=given.max_file_bytes,
-            published=dict(read_hub_config(Path(weights)) if weights else {}) | end,
+            published=dict(read_hub_config(Path(weights)) if weights else {})
+            | ({} if end is None else {"eos_token_id": end}),
             notes={"epochs": progress.epochs, "steps": progress.steps}, average=given.ema,
             trusted=given.trust,
-            write_beside=partial(write_library_files, model=model, tokenizer=tokenizer, **end),
+            write_beside=partial(
+                write_library_files, model=model, tokenizer=tokenizer, eos_token_id=end
+            ),
         )  # fmt: skip
     except OSError as error:
         raise CommandError(

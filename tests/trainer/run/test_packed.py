@@ -13,7 +13,7 @@ from torch import Tensor
 import dataio
 from dataio.source.text.tokenizer import open_tokenizer
 from tests import hub
-from tests.multirank import ROOT
+from tests.multirank import ROOT, RunRanks
 from tests.tokenizers_made import make_tokenizer
 from tests.trainer.packed_text import write_config, write_packed
 from tests.trainer.run.runs import lines, run
@@ -190,6 +190,16 @@ def test_a_model_of_ones_own_gets_positions_that_begin_anew(tmp_path: Path) -> N
         ConfigError, match=r"model.vocabulary is 200, .*whose tokens are in \[0, 25"
     ):
         train(settings, model=lambda: PackedModel(200))
+
+
+@pytest.mark.multirank
+def test_a_model_of_ones_own_is_verified_on_ranks(tmp_path: Path, run_ranks: RunRanks) -> None:
+    without_model(tmp_path)
+    kind = f"model.kind={__name__}:{PackedModel.__name__}"
+    given = (str(tmp_path / "run.toml"), kind, "mesh.dp_shard=2", f"run.directory={tmp_path}/run")
+    run_ranks("trainer/meshes", 2, "|".join(given), timeout_s=120)
+    assert (tmp_path / "run/verified.json").exists()
+    assert [line["kind"] for line in lines(tmp_path / "run")][-1] == "epoch"
 
 
 class RecurrentPacked(PackedModel):

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -122,7 +123,7 @@ def write_library_files(
     """
     of_generation: dict[str, object] = {}
     wrapped = model.wrapped if isinstance(model, Adapted) else None
-    config = getattr(wrapped, "config", None)
+    config: Any = getattr(wrapped, "config", None)
     if hasattr(config, "save_pretrained"):
         config.architectures = [type(wrapped).__name__]
         config.eos_token_id = config.eos_token_id if eos_token_id is None else eos_token_id
