@@ -21,7 +21,7 @@ from dataio.world import World
 from dataio.world.agree import agree
 
 
-class Pieces(NamedTuple):
+class MaskedPieces(NamedTuple):
     """Where documents lie.
 
     Attributes:
@@ -61,7 +61,7 @@ def exclude_documents(
     return exclude_ids(every, num_samples + num_documents).of(num_samples)
 
 
-def find_pieces(documents: NDArray[np.int64], source: SequenceSource, world: World) -> Pieces:
+def find_pieces(documents: NDArray[np.int64], source: SequenceSource, world: World) -> MaskedPieces:
     """Find where documents lie in sequences. Collective: rank 0 reads the index of their shards."""
 
     def look() -> bytes:
@@ -83,7 +83,7 @@ def find_pieces(documents: NDArray[np.int64], source: SequenceSource, world: Wor
 
     data = agree(world, look, doing="find the documents to leave out")[0]
     rows = np.frombuffer(data, "<i8").reshape(-1, 3)
-    return Pieces(rows[:, 0], rows[:, 1], rows[:, 2] > 0)
+    return MaskedPieces(rows[:, 0], rows[:, 1], rows[:, 2] > 0)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class DocumentMask:
         then: Changes the batch afterwards; None: nothing does.
     """
 
-    pieces: Pieces
+    pieces: MaskedPieces
     column: str
     then: BatchTransform | None
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from threading import Lock
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,20 +48,30 @@ class Sequences:
     Args:
         length: Tokens that a model reads of a sequence; a sample has the target of the last, too.
         packing: ``"concatenated"``: documents follow one another. ``"best_fit"``: documents that
-            are no longer than a sequence are not cut.
+            are no longer than a sequence are not cut. ``"stored"``: each sample of the shards is a
+            sequence, of ``length`` tokens or one more.
+        end: Of stored sequences the token that ends a document; None: each is one document.
 
     Raises:
-        ValueError: If the length is not in [1, 65534].
+        ValueError: If the length is not in [1, 65534], or ``end`` is given for another packing.
     """
 
     length: Annotated[int, Range(1, np.iinfo(np.uint16).max - 1)]
     _: KW_ONLY
-    packing: Packing = "best_fit"
+    packing: Packing | Literal["stored"] = "best_fit"
+    end: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.end is not None and self.packing != "stored":
+            raise ValueError(
+                f'Sequences: end is {self.end}, but packing is "{self.packing}", which knows the '
+                "documents; leave it out"
+            )
 
     @property
     def key(self) -> str:
         """Names these sequences among others of the same text."""
-        return f"{self.packing}-{self.length}"
+        return f"{self.packing}-{self.length}{'' if self.end is None else f'-{self.end}'}"
 
     def fields(self, dtype: str) -> dict[str, Field]:
         """Describe a sample whose tokens have that dtype."""
@@ -133,7 +143,9 @@ class SequenceFormat(MegatronFormat):
 
     def _pack(self, extents: NDArray[np.int64], index: Index) -> DocumentPieces:
         lengths = (extents[:, 1] - extents[:, 0]) // index.dtype.itemsize
-        return pack(lengths, length=self._sequences.length, packing=self._sequences.packing)
+        packing = self._sequences.packing
+        assert packing != "stored", "read by StoredFormat"
+        return pack(lengths, length=self._sequences.length, packing=packing)
 
     def _values(
         self, file: StorageFile, index: Index, pieces: DocumentPieces, starts: NDArray[np.int64],
@@ -226,5 +238,6 @@ def check_suffix(path: str, suffix: str) -> None:
     if suffix != ".bin":
         raise SourceError(
             f"{path}: found shards that end in {suffix}, expected .bin and .idx, of whose "
-            "documents sequences are made; run `tonari pack SRC DST --tokenizer TOKENIZER`"
+            "documents sequences are made; run `tonari pack SRC DST --tokenizer TOKENIZER`, or "
+            'where each sample is a sequence of tokens give packing="stored"'
         )

@@ -255,4 +255,6 @@ def test_the_settings_that_a_run_leaves_say_how_text_was_packed(tmp_path: Path) 
     config = write_config(tmp_path)
     run(config, "run", f"data.cache={tmp_path}/cache", "run.epochs=1")
     found = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert found["text"] == {"packing": "best_fit", "tokenizer": "", "mean": "sequences"}
+    assert found["text"] == {
+        "packing": "best_fit", "tokenizer": "", "end": "", "mean": "sequences",
+    }  # fmt: skip
