@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from dataio.source.text.dataset import INFO
 from tonari.errors import CommandError
 
 Scheduler = Literal["slurm", "pbs", "none"]
@@ -30,6 +32,9 @@ class Init:
     """Where they go; made if need be."""
     data: str = "shards/train-*.tar"
     """What to train on, as a loader takes it."""
+    text: bool = False
+    """Write train.toml for text: --data is a corpus, which the next step packs into data/train, or
+    what tonari pack wrote."""
     image: str = "jpg"
     """Extension or column of the image."""
     label: str = "cls"
@@ -58,6 +63,7 @@ def main(argv: list[str]) -> int:
         )
     scheduler = find_scheduler() if options.scheduler == "auto" else options.scheduler
     texts = write_texts(options, scheduler, python=sys.executable)
+    corpus = "CORPUS" if options.data == Init.data else shlex.quote(_absolute(options.data))
     if there := [name for name in texts if (options.directory / name).exists()]:
         raise CommandError(
             f"{options.directory}: found {', '.join(there)}, expected none of them; remove or "
@@ -69,6 +75,8 @@ def main(argv: list[str]) -> int:
     submit = {"slurm": "sbatch job.sbatch", "pbs": "qsub job.pbs"}.get(scheduler)
     print(f"wrote {', '.join(texts)} into {options.directory}; look through them, then:")
     print(f"  cd {options.directory}")
+    if options.text and not _is_packed(options.data):
+        print(f"  tonari pack {corpus} data/train --tokenizer bytes    # or a tokenizer.json")
     print("  tonari train train.toml --dry-run    # the settings, and what they come to")
     print(f"  {submit or 'mpiexec -n 2 tonari train train.toml'}")
     return 0
@@ -94,7 +102,7 @@ def write_texts(options: Init, scheduler: Scheduler, *, python: str) -> dict[str
     mpiexec = Path(python).with_name("mpiexec")
     given = options.data
     if given != Init.data and "://" not in given:  # found from where the files go, too
-        given = str(Path(given).absolute())
+        given = _absolute(given)
     data, image, label = map(json.dumps, (given, options.image, options.label))
     fields = {
         '"shards/train-*.tar"': data,
@@ -116,11 +124,23 @@ def write_texts(options: Init, scheduler: Scheduler, *, python: str) -> dict[str
         "examples/slurm/train.sbatch": "job.sbatch",
         " data.train=/shared/cifar10-train.parquet": "",
     }
-    texts = {"train.toml": _filled("train.toml", fields), "loop.py": _filled("loop.py", fields)}
+    if options.text:
+        packed = {'"data/train"': data} if _is_packed(given) else {"CORPUS": "CORPUS"}
+        texts = {"train.toml": _filled("text.toml", packed)}
+    else:
+        texts = {"train.toml": _filled("train.toml", fields), "loop.py": _filled("loop.py", fields)}
     if scheduler != "none":
         suffix = {"slurm": "sbatch", "pbs": "pbs"}[scheduler]
         texts[f"job.{suffix}"] = _filled(f"train.{suffix}", job)
     return texts
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute())
+
+
+def _is_packed(directory: str) -> bool:
+    return (Path(directory) / INFO).is_file()
 
 
 def _filled(template: str, words: Mapping[str, str]) -> str:
