@@ -1,7 +1,9 @@
 """Shards of tokens, as Megatron's indexed datasets: one sequence of tokens a document."""
 
 import os
+from array import array
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,7 +29,7 @@ class TokenShard:
         self.path, self.dtype = path, dtype
         self.num_bytes = 0
         self._lengths: list[int] = []
-        self._places: list[tuple[int, int]] = []
+        self._places = array("q")
         self._file: BinaryIO = path.open("wb")
 
     @property
@@ -49,7 +51,7 @@ class TokenShard:
             self._file.write(data.data)
             self.num_bytes += data.nbytes
             self._lengths += [len(tokens) for tokens in documents]
-            self._places += places
+            self._places.extend(chain.from_iterable(places))
 
     def finish(self) -> None:
         """Flush the tokens to disk, then write the index: who finds it finds both whole."""
