@@ -18,7 +18,7 @@ from tonari.trainer.models import Adapted, StagedModel
 from tonari.trainer.models.documents import positions_of
 from tonari.trainer.models.given import Inputs
 from tonari.trainer.run.data import VOCABULARY
-from tonari.trainer.run.lying_tokens import are_packed, end_of, read_lying
+from tonari.trainer.run.given_tokens import are_packed, end_of, read_given
 from tonari.trainer.run.step import evaluating
 from tonari.trainer.run.tasks import Columns, cross_entropy, judge
 
@@ -99,7 +99,7 @@ def packed_info(config: Config) -> TextInfo:
     names = [*_listed(config.data.train), *_listed(config.data.test)]
     try:
         if not are_packed(config, names):
-            return read_lying(config, names)
+            return read_given(config, names)
         found = read_infos(names)
         if config.text.end not in ("", found.end) and end_of(config) != found.end:
             raise ConfigError(

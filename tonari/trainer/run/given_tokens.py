@@ -35,7 +35,7 @@ def are_packed(config: Config, names: Sequence[str]) -> bool:
     return not any(path.suffix in SHARDS for path in [*lies, *inside])
 
 
-def read_lying(config: Config, names: Sequence[str]) -> TextInfo:
+def read_given(config: Config, names: Sequence[str]) -> TextInfo:
     """Say what tokens are that nobody wrote a ``text.json`` for.
 
     Raises:

@@ -65,7 +65,7 @@ def test_megatron_files_train_as_the_same_tokens_that_were_packed(
             shutil.copy((tmp_path / "train" / name).with_suffix(end), tmp_path / "megatron")
     expected = losses(config, "packed", packing)
     assert len(expected) > 5
-    assert losses(config, "lying", packing, f"data.train={tmp_path}/megatron") == expected
+    assert losses(config, "given", packing, f"data.train={tmp_path}/megatron") == expected
     first = sorted((tmp_path / "megatron").glob("*.bin"))[0]
     one = losses(config, "one", packing, f"data.train={first}", "data.batch_size=4")
     assert one
@@ -85,7 +85,7 @@ def test_stored_sequences_train_as_documents_of_that_length(
     whole = ("data.batch_size=60", "run.epochs=3")
     expected = losses(config, "packed", f"data.train={tmp_path}/fixed", *whole)
     assert len(expected) == 3
-    found = losses(config, "lying", f"data.train={mds}", "text.packing=stored", *whole)
+    found = losses(config, "given", f"data.train={mds}", "text.packing=stored", *whole)
     assert found == pytest.approx(expected, rel=1e-13)
 
 
