@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dataio.base.errors import SourceError
 from dataio.base.filesystem import check_path
 from dataio.base.location import bare
+from dataio.documents import exclude_documents
 from dataio.plan.exclusion import Exclusion, exclude_ids
 from dataio.source import Source, TransformedSource
 from dataio.source.base import ShardedSource
@@ -26,7 +27,8 @@ Exclude = (
     str | os.PathLike[str] | Sequence[int] | Sequence[str | os.PathLike[str]] | NDArray[np.generic]
 )
 """Samples by their ids or by a bool each; by their keys, or the paths of whole shards; or the path
-of a list, or of some: CSV or Parquet files with a column ``sample_id`` or ``key``."""
+of a list, or of some: CSV or Parquet files with a column ``sample_id`` or ``key``, or of packed
+text ``document``."""
 
 LISTS = (".csv", ".parquet", ".pq")
 """What the path of a list ends with."""
@@ -41,7 +43,7 @@ CURE = "give a list that was made of this source"
 
 
 def find_excluded(given: Exclude, source: Source, world: World) -> Exclusion:
-    """Find the samples to leave out. Collective.
+    """Find the samples and documents to leave out. Collective.
 
     Keys are looked up by rank 0, which reads those of all samples.
 
@@ -57,13 +59,17 @@ def find_excluded(given: Exclude, source: Source, world: World) -> Exclusion:
     """
     if isinstance(source, TransformedSource):
         source = source.inner
+    documents: list[NDArray[np.integer]] = []
     if isinstance(given, str | os.PathLike):
-        ids, keys = _of_path(os.fspath(given), source, world)
+        ids, keys = _of_path(os.fspath(given), source, world, documents)
     else:
-        ids, keys = _of_values(given, source, world)
+        ids, keys = _of_values(given, source, world, documents)
     if keys:
         ids = [*ids, _ids_of(keys, source, world)]
-    exclusion = exclude_ids(ids, source.num_samples)
+    if any(map(len, documents)):
+        exclusion = exclude_documents(np.unique(np.concatenate(documents)), ids, source, world)
+    else:
+        exclusion = exclude_ids(ids, source.num_samples)
     if not exclusion.num_left:
         raise ValueError(
             f"exclude: all {source.num_samples} samples of {source.name} are left out, expected "
@@ -80,6 +86,7 @@ def _of_values(
     given: Sequence[int] | Sequence[str | os.PathLike[str]] | NDArray[np.generic],
     source: Source,
     world: World,
+    documents: list[NDArray[np.integer]],
 ) -> Found:
     values: NDArray[Any]
     values = given if isinstance(given, np.ndarray) else np.asarray(_plain_paths(given))
@@ -113,7 +120,7 @@ def _of_values(
         )
     ids, keys = _shards_among(strings, source)
     for path in (key for key in keys if key.lower().endswith(LISTS)):
-        more, found = _of_path(path, source, world)
+        more, found = _of_path(path, source, world, documents)
         ids, keys = [*ids, *more], [*keys, *found]
     return ids, [key for key in keys if not key.lower().endswith(LISTS)]
 
@@ -144,12 +151,17 @@ def _shards_among(strings: list[str], source: Source) -> Found:
     return [*ids], [key for key in strings if bare(key) not in by_path]
 
 
-def _of_path(path: str, source: Source, world: World) -> Found:
+def _of_path(
+    path: str, source: Source, world: World, documents: list[NDArray[np.integer]]
+) -> Found:
     whole, _ = _shards_among([path], source)
     if whole:
         return whole, []
     check_path(path, "exclude")
     columns = together(world, lambda: read_list(Path(path)), doing="read what to leave out")
+    if "document" in columns:
+        documents += columns["document"]
+        return [], []
     if "sample_id" not in columns:
         return [], [key for keys in columns.get("key", []) for key in keys.tolist()]
     ids = columns["sample_id"]
@@ -159,10 +171,10 @@ def _of_path(path: str, source: Source, world: World) -> Found:
 
 
 def read_list(path: Path) -> dict[str, list[NDArray[Any]]]:
-    """Read the columns ``sample_id`` and ``key`` of a list, whichever it has.
+    """Read the columns ``sample_id`` and ``key`` of a list, whichever it has, or ``document``.
 
     Raises:
-        SourceError: If it cannot be read, has neither, or a sample_id is no whole number.
+        SourceError: If it cannot be read, has none, or a number is no whole one.
     """
     found: dict[str, list[NDArray[Any]]] = {}
     try:
@@ -175,8 +187,8 @@ def read_list(path: Path) -> dict[str, list[NDArray[Any]]]:
     except (OSError, pa.ArrowInvalid, UnicodeError) as error:
         raise SourceError(
             f"exclude: {path} cannot be read ({error}), expected a CSV file in UTF-8 with a line "
-            "of names, or a Parquet file (.parquet), with a column sample_id or key; correct the "
-            "path, or write it so"
+            "of names, or a Parquet file (.parquet), with a column sample_id, key or document; "
+            "correct the path, or write it so"
         ) from error
 
 
@@ -187,7 +199,7 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
         return
     with pa.csv.open_csv(path) as reader:
         wanted = _columns(path, reader.schema.names)
-    types = {name: pa.int64() if name == "sample_id" else pa.string() for name in wanted}
+    types = {name: pa.string() if name == "key" else pa.int64() for name in wanted}
     options = pa.csv.ConvertOptions(include_columns=wanted, column_types=types)
     parsing = pa.csv.ParseOptions(newlines_in_values=True)
     with pa.csv.open_csv(path, convert_options=options, parse_options=parsing) as reader:
@@ -196,10 +208,11 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
 
 def _columns(path: Path, names: Sequence[str]) -> list[str]:
     wanted = [name for name in ("sample_id", "key") if name in names]
+    wanted = ["document"] if "document" in names else wanted
     if not wanted:
         raise SourceError(
-            f"exclude: {path} has the columns {', '.join(names)[:200]}, expected sample_id or key; "
-            "name the column so, in its first line if it is CSV"
+            f"exclude: {path} has the columns {', '.join(names)[:200]}, expected sample_id, key or "
+            "document; name the column so, in its first line if it is CSV"
         )
     if several := [name for name in wanted if names.count(name) > 1]:
         raise SourceError(
@@ -210,15 +223,15 @@ def _columns(path: Path, names: Sequence[str]) -> list[str]:
 
 
 def _plain(path: Path, name: str, column: pa.Array) -> NDArray[np.generic]:
-    if column.null_count and name == "sample_id":
+    if column.null_count and name != "key":
         raise SourceError(
-            f"exclude: {path} has {column.null_count} rows without a sample_id, expected one in "
+            f"exclude: {path} has {column.null_count} rows without a {name}, expected one in "
             "each; leave the column out, or fill it"
         )
     values: NDArray[np.generic] = column.to_numpy(zero_copy_only=False)
-    if name == "sample_id" and values.dtype.kind not in "iu":
+    if name != "key" and values.dtype.kind not in "iu":
         raise SourceError(
-            f"exclude: {path}: sample_id is {column.type}, expected whole numbers; convert them"
+            f"exclude: {path}: {name} is {column.type}, expected whole numbers; convert them"
         )
     if name == "sample_id" and len(values) and values.min() >= 0 and values.max() < 1 << 31:
         return values.astype(np.int32)  # half the memory of a long list

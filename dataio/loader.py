@@ -63,8 +63,8 @@ class Loader:
         importance: Which rows an epoch leaves out, or how often they come; by default each once.
         exclude: Samples that no epoch has, whatever the policy: their ids, a bool for each sample,
             their keys, paths of whole shards, or the path of a CSV or Parquet file with a column
-            ``sample_id`` or ``key``. The others keep their order. Another list may be given where
-            a run goes on; see docs/exclude.md.
+            ``sample_id`` or ``key``, or of packed text ``document``. The others keep their order.
+            Another list may be given where a run goes on; see docs/exclude.md.
         transform: ``(sample, rng) -> sample``; what it returns decides the batch, see
             docs/transforms.md; rng depends on (seed, epoch, sample_id) alone. Where it draws from a
             global generator instead, this is seeded for each sample, on the loader's own thread.

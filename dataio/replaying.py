@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from dataio.arguments import Arguments
+from dataio.documents import mask_documents
 from dataio.opening import Opener
 from dataio.options import NodeCache, Reports, Staging, Workers
 from dataio.plan.order import PADDING, StepsBlock
@@ -40,9 +41,13 @@ def replay_batch(rows: BatchRows, arguments: Arguments) -> Batch:
         opener = Opener(Path(name), arguments.fields, arguments.staging.transform, world)
         opened, stored = opener.open(arguments.source)
         share = Share(len(ids), Placement("a batch", 0, len(ids), lambda: ids))
+        mask = mask_documents(
+            arguments.batch_transform, arguments.fields, opened, rows.exclusion, world
+        )
         alone = replace(
-            arguments, cache=NodeCache(name), importance=None, on_error="raise", staging=Staging(),
-            workers=Workers(threads=0), reports=Reports(progress=False),
+            arguments, batch_transform=mask, cache=NodeCache(name), importance=None,
+            on_error="raise", staging=Staging(), workers=Workers(threads=0),
+            reports=Reports(progress=False),
         )  # fmt: skip
         its_rows = NodeRows(opened, stored, share, alone, world, Path(name))
         session = Session(its_rows, replica=rows.replica)

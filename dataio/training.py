@@ -20,6 +20,7 @@ from dataio.base.seeding import ORDER_VERSION, digest
 from dataio.batch.feed import BatchFeed, DeviceDelivery
 from dataio.batch.figures import EpochLine, Figures, check_metrics
 from dataio.batch.meter import CostsMeter
+from dataio.documents import mask_documents
 from dataio.evaluation import Evaluation
 from dataio.excluding import find_excluded
 from dataio.opening import Openable, Opener
@@ -270,6 +271,8 @@ def begin_training(arguments: Arguments, world: World) -> tuple[TrainingSession,
     exclusion = Exclusion(source.num_samples)
     if arguments.exclude is not None:
         exclusion = find_excluded(arguments.exclude, source, world)
+        then = mask_documents(arguments.batch_transform, fields, source, exclusion, world)
+        arguments = replace(arguments, batch_transform=then)
     if world.world_size > 1:
         check_agreement(agreed(arguments, source, fields, exclusion), world)
     figures = Figures()

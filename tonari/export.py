@@ -1,6 +1,7 @@
 """`tonari export`: a checkpoint of any mesh as one plain file of weights."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +17,9 @@ class Export:
     """Write the weights of a checkpoint, of any mesh, as a plain state_dict.
 
     model.load_state_dict takes it as it is. With --hub it is a directory in Hugging Face's layout:
-    of a llama, transformers' from_pretrained takes it. Torch's files can run
-    code: a checkpoint that holds more than tensors, numbers and text is refused without --trust.
+    of a llama, and of a model of transformers, from_pretrained takes it, with the tokenizer of
+    packed text. Torch's files can run code: a checkpoint that holds more than tensors, numbers and
+    text is refused without --trust.
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional]
@@ -101,23 +103,36 @@ def _export_hub(given: Export) -> int:
     import torch
 
     from tonari.trainer.checkpoint.directory import read_progress
-    from tonari.trainer.checkpoint.hub_export import write_hub
+    from tonari.trainer.checkpoint.hub_export import write_hub, write_library_files
     from tonari.trainer.checkpoint.weights import read_hub_config
     from tonari.trainer.config.saved import read_settings
     from tonari.trainer.run.build import make_model
+    from tonari.trainer.run.packed import packed_info, tokenizer_of
 
     checkpoint = _find(given.checkpoint)
     config = read_settings(checkpoint.absolute().parents[1] / "config.json")
-    weights = config.model.weights
-    with torch.device("meta"):
+    weights, is_packed = config.model.weights, config.text.is_packed
+    try:
+        with torch.device("meta"):
+            model = make_model(config)
+    except RuntimeError:
+        # A function of one's own may read its weights, as from_pretrained does, which meta refuses.
+        if not config.model.is_own:
+            raise
         model = make_model(config)
     progress = read_progress(checkpoint)
+    end = packed_info(config).end if is_packed else None
+    tokenizer = tokenizer_of(config) if is_packed else None
     try:
         num_tensors, num_numbers = write_hub(
             given.out, checkpoint, model, max_file_bytes=given.max_file_bytes,
-            published=read_hub_config(Path(weights)) if weights else {},
+            published=dict(read_hub_config(Path(weights)) if weights else {})
+            | ({} if end is None else {"eos_token_id": end}),
             notes={"epochs": progress.epochs, "steps": progress.steps}, average=given.ema,
             trusted=given.trust,
+            write_beside=partial(
+                write_library_files, model=model, tokenizer=tokenizer, eos_token_id=end
+            ),
         )  # fmt: skip
     except OSError as error:
         raise CommandError(

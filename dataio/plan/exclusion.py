@@ -74,6 +74,13 @@ class Exclusion:
         whole = Exclusion(num_samples, self.num_excluded, self.name, bits)
         return replace(whole, num_excluded=int(whole.below(np.array(num_samples))))
 
+    def beyond(self) -> NDArray[np.int64]:
+        """int64[n]: What was left out behind the last sample, counted from there on."""
+        first = self.num_samples >> 3
+        bits = np.unpackbits(self.bits[first:], bitorder="little")
+        ids = np.flatnonzero(bits) + 8 * first - self.num_samples
+        return ids[ids >= 0]
+
     def left_in_pools(self, layout: Layout) -> NDArray[np.int64]:
         """int64[num_nodes]: Rows that are not left out, where each pool holds its first samples."""
         starts = np.append(layout.pool_starts, layout.num_samples)

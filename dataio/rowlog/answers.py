@@ -75,6 +75,7 @@ class BatchRows(NamedTuple):
         replica: Whose it is.
         block: Its slots and weights: of one step.
         sample_id: int64[batch]: The samples of its slots.
+        exclusion: What was left out for good.
     """
 
     epoch: int
@@ -82,6 +83,7 @@ class BatchRows(NamedTuple):
     replica: int
     block: StepsBlock
     sample_id: NDArray[np.int64]
+    exclusion: Exclusion
 
 
 class Answers:
@@ -205,7 +207,8 @@ class Answers:
         block = replace(group.plan, order=order).block(step, 1)
         slots = block.slots[0]
         ids = self._samples(attempt, layout, np.full(len(slots), node), slots)
-        return BatchRows(attempt.epoch, step, replica, block, ids)
+        gone = self._exclusion(attempt.position.running.excluded, layout.num_samples)
+        return BatchRows(attempt.epoch, step, replica, block, ids, gone)
 
     def group(self, attempt: Attempt, node: int) -> TrainedGroup:
         """Plan a sampling group's epoch again as an attempt had it."""

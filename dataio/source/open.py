@@ -42,6 +42,7 @@ from dataio.source.storage.retry import Retry
 from dataio.source.storage.throttle import Throttle
 from dataio.source.wrap.growing import CountedShard, GrowingSource
 from dataio.source.wrap.packed import SequenceFormat, Sequences, SequenceSource, check_suffix
+from dataio.source.wrap.stored import StoredFormat, StoredSource
 from dataio.source.wrap.torch_dataset import DatasetSource, MapDataset
 from dataio.source.wrap.webdataset import PipelineFormat, WebDatasetPipeline, is_pipeline
 from dataio.world import World, single_world
@@ -207,9 +208,13 @@ def _choose(
     else:
         kind = _Kind(name, suffix, FORMATS[suffix])
     if sequences is not None:
-        check_suffix(name, suffix)
         key, its = sequences.key, SequenceFormat(sequences)
         kind = _Kind(f"{name}#{key}", key, its, SequenceSource, index=key)
+        if sequences.packing == "stored":
+            stored = StoredFormat(FORMATS[suffix], sequences)
+            kind = replace(kind, shard_format=stored, made=StoredSource)
+        else:
+            check_suffix(name, suffix)
     if joined:
         its_parts = joined_format(kind.name, kind.key)
         kind = replace(kind, shard_format=its_parts, index="joined")

@@ -91,7 +91,7 @@ def test_what_is_not_of_the_source_is_refused_with_the_cure(tmp_path, shards):
     assert "shape [2, 2], expected one dimension" in refused(np.zeros((2, 2), np.int64))
     assert "none.csv cannot be read" in refused(tmp_path / "none.csv")
     (tmp_path / "other.csv").write_text("id,name\n1,a\n")
-    assert "has the columns id, name, expected sample_id or key" in refused(tmp_path / "other.csv")
+    assert "has the columns id, name, expected sample_id, " in refused(tmp_path / "other.csv")
     for encoding in ("utf-16", "latin-1"):
         (tmp_path / "codes.csv").write_bytes("key\ns\u00e90\n".encode(encoding))
         assert "codes.csv cannot be read" in (said := refused(tmp_path / "codes.csv", shards))

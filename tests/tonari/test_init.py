@@ -1,6 +1,7 @@
 """`tonari init`: what it writes is read, runs, and is never written over something."""
 
 import io
+import shlex
 import shutil
 import subprocess
 import sys
@@ -136,6 +137,30 @@ def test_data_that_cannot_be_looked_into_is_said_and_written_all_the_same(tmp_pa
     assert cli.main(["init", str(tmp_path / "new"), *given]) == 0
     assert "could not look into the data (" in capsys.readouterr().out
     assert load_config(tmp_path / "new/train.toml").data.image == "jpg"
+
+
+def test_a_corpus_is_packed_and_trained_by_the_steps_that_init_prints(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    Path("my corpus.jsonl").write_text(200 * '{"text": "the cat sat on the mat"}\n')
+    given = ["--text", "--scheduler", "slurm"]
+    assert cli.main(["init", "new", "--data", "my corpus.jsonl", *given]) == 0
+    steps = [line.split("#")[0].split() for line in capsys.readouterr().out.splitlines()[2:]]
+    pack = next(shlex.split(" ".join(step)) for step in steps if step[1] == "pack")
+    assert pack[:4] == ["tonari", "pack", f"{tmp_path}/my corpus.jsonl", "data/train"]
+    monkeypatch.chdir(tmp_path / "new")
+    assert sorted(path.name for path in Path().iterdir()) == ["job.sbatch", "train.toml"]
+    assert cli.main(pack[1:]) == 0
+    small = ["run.max_steps=2", "model.width=16", "data.sequence_length=16", "run.device=cpu"]
+    assert cli.main(["train", "train.toml", *small, "data.cache=cache"]) == 0
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert cli.main(["init", "packed", "--data", "new/data/train", *given]) == 0
+    assert "tonari pack" not in capsys.readouterr().out
+    assert load_config(Path("packed/train.toml")).data.train == f"{tmp_path}/new/data/train"
+    assert cli.main(["init", "later", *given]) == 0
+    assert "tonari pack CORPUS data/train" in capsys.readouterr().out
 
 
 def test_what_is_there_is_not_written_over(tmp_path):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import dataio
 from dataio.base.errors import SourceError
-from dataio.source.text.dataset import read_info, read_infos
+from dataio.source.text.dataset import document_places, read_info, read_infos
 from dataio.source.text.tokenizer import ByteTokenizer, open_tokenizer
 from tests.tokenizers_made import make_tokenizer
 from tonari.cli import main
@@ -171,7 +171,8 @@ def test_nothing_of_an_unfinished_pack_of_other_options_is_left(
     monkeypatch.setattr(Path, "unlink", unlink)
     info = pack_text(documents, tmp_path / "out", ByteTokenizer(), overwrite=True)
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"text.json", "text-000000.bin", "text-000000.idx"}
+    of_shards = {f"text-000000.{end}" for end in ("bin", "idx", "lines")}
+    assert names == {"text.json", "sources.json", *of_shards}
     assert info.documents == 20
     (tmp_path / ".two.partial").mkdir()
     (tmp_path / ".two.partial/mine").touch()
@@ -224,6 +225,39 @@ def test_bad_documents_are_named(tmp_path: Path, name: str, data: bytes, message
             ByteTokenizer(),
         )  # fmt: skip
     assert not (tmp_path / "out").exists()
+
+
+def test_each_document_is_known_by_its_file_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tonari.pack.text.BATCH_CHARACTERS", 10)
+    (tmp_path / "in").mkdir()
+    json_lines(tmp_path / "in/a.jsonl.gz")
+    pq.write_table(pa.table({"text": TEXTS}), tmp_path / "in/b.parquet")
+    (tmp_path / "in/c.txt").write_text("\n\none\ntwo\n\n\n \nthree")
+    documents = find_documents(str(tmp_path / "in"), text="text", split="blank")
+    with pytest.raises(KeyboardInterrupt):
+        pack_text(documents, tmp_path / "out", Dies(4), shard_bytes=40)
+    info = pack_text(documents, tmp_path / "out", ByteTokenizer(), shard_bytes=40)
+    assert len(info.shards) > 3
+    shards = [str(tmp_path / "out" / name) for name in info.shards]
+    counts = [dataio.open_source(shard).num_samples for shard in shards]
+    found = [
+        place
+        for shard, count in zip(shards, counts, strict=True)
+        for place in document_places(shard, np.arange(count))
+    ]
+    # TEXTS has an empty one as its fifth
+    assert found == [
+        *(f"{tmp_path}/in/a.jsonl.gz line {line}" for line in (1, 2, 3, 4, 6)),
+        *(f"{tmp_path}/in/b.parquet row {row}" for row in (0, 1, 2, 3, 5)),
+        *(f"{tmp_path}/in/c.txt line {line}" for line in (3, 8)),
+    ]
+    (tmp_path / "out/sources.json").write_text("[]")
+    with pytest.raises(SourceError, match=r"lines: cannot be read .*copy it and sources.json"):
+        document_places(shards[0], np.array([0]))
+    Path(shards[0]).with_suffix(".lines").unlink()
+    assert document_places(shards[0], np.array([0])) == [""], "an older pack"
 
 
 def test_options_of_rows_are_refused_for_text(tmp_path: Path) -> None:

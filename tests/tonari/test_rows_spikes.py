@@ -14,11 +14,11 @@ from dataio.base.errors import DamagedFileError
 from dataio.base.lines import checked_line
 from tests.trainer.digits import write_config
 from tonari import cli
-from tonari.rows.spike_words import spike_document
-from tonari.rows.spikes import read_losses
+from tonari.rows.spike_words import spike_document, suspect_words
+from tonari.rows.spikes import SCHEMA, read_losses
 from tonari.trainer.config.config import load_config
 from tonari.trainer.run.loop import train
-from tonari.trainer.watch.spikes import NEAR, Logged, find_spikes
+from tonari.trainer.watch.spikes import NEAR, Logged, Spike, find_spikes
 
 EPOCHS = 4
 
@@ -137,3 +137,13 @@ def test_losses_that_are_no_numbers_are_null_in_json() -> None:
 def test_a_quiet_run_has_no_suspects(trained, capsys) -> None:
     assert cli.main(["rows", str(trained.directory), "--spikes", "1e9"]) == 0
     assert "a smaller --spikes finds more" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("listed", "said"), [(2, "At least 3 of the spikes hold none"), (3, "")])
+def test_spikes_that_no_listed_row_explains_are_counted(listed: int, said: str) -> None:
+    spikes = [Spike(Logged(n, range(n, n + 1), 9.0), 1.0) for n in range(5)]
+    row = {"sample_id": 7, "spikes": listed, "trained": listed, "excess": 8.0, "share": None}
+    words = suspect_words(spikes, pa.Table.from_pylist([row], schema=SCHEMA))
+    assert words.startswith("5 spikes in 5 epochs, 1 rows that were in one each time")
+    assert ("At least" in words) == bool(said)
+    assert said in words

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from dataio import open_source
 from tests.trainer.digits import write_config
 from tonari import cli
-from tonari.rows.texts import MOST_CHARACTERS, read_texts
+from tonari.hardest.texts import MOST_CHARACTERS, read_documents, read_texts
 from tonari.trainer.config.config import Config, load_config
 from tonari.trainer.run.build import training_source
 from tonari.trainer.run.loop import train
@@ -57,11 +57,14 @@ def test_packed_tokens_are_turned_back_into_their_documents(tmp_path: Path) -> N
     assert cli.main(argv) == 0
     config = settings(tmp_path, f"data.train={packed}", "text.packing=best_fit")
     source = training_source(config)
-    found = read_texts(source, np.arange(source.num_samples), config)
-    assert found is not None
-    whole = "".join(found)
-    assert all(text in whole for text in texts)
-    assert "\0" not in whole, "padding is no text"
+    found = [
+        document
+        for documents in read_documents(source, np.arange(source.num_samples), config)
+        for document in documents
+    ]
+    assert {document.number: document.text for document in found} == dict(enumerate(texts))
+    place = f"{tmp_path}/a.jsonl line "
+    assert {document.place for document in found} == {f"{place}{line}" for line in (1, 2, 3)}
 
 
 def test_a_usual_column_of_text_is_shown_cut(tmp_path: Path) -> None:

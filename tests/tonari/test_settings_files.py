@@ -22,7 +22,7 @@ BLOCK = re.compile(r"^```toml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 def settings_files() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each: files, and blocks of pages."""
-    for path in (*sorted(ROOT.glob("examples/*.toml")), ROOT / "tonari" / "init" / "train.toml"):
+    for path in (*sorted(ROOT.glob("examples/*.toml")), *sorted(ROOT.glob("tonari/init/*.toml"))):
         yield path.relative_to(ROOT).as_posix(), path.read_text()
     for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))):
         for number, block in enumerate(BLOCK.findall(page.read_text())):

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.trainer import foreign_models
@@ -188,6 +189,16 @@ def test_what_cannot_be_recorded_is_built_in_memory_with_a_warning(
     assert reason in caplog.text
     assert "whole model in memory" in caplog.text
     assert same_weights([model], [real])
+
+
+@pytest.mark.parametrize(("rank", "said"), [(0, 1), (1, 0)])
+def test_one_rank_names_the_bytes_of_a_model_that_is_built_whole(
+    rank: int, said: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    deferred(lambda: Adapted(Placing()), seed=5)
+    assert caplog.text.count("makes the whole model in memory, 0.000 GB, before it is cut") == said
 
 
 def test_an_error_of_settings_is_raised_as_it_is(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,7 @@
 import json as json_module
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +36,11 @@ from tonari.hardest.samples import (
 )
 from tonari.hardest.saved import choose_measure, find_saved
 from tonari.hardest.table import Described, Row, make_table, rows_csv, to_tiles, words
+from tonari.hardest.texts import BESIDE, with_texts
 from tonari.outputs import check_page, make_directory
+from tonari.trainer.config.config import Config
+from tonari.trainer.config.saved import find_settings
+from tonari.trainer.run.build import training_source
 
 MOST_PICTURES = 500
 """More make a picture that no viewer opens quickly; the table has them all."""
@@ -59,8 +63,9 @@ class Hardest:
     saved: tyro.conf.Positional[Annotated[Path | None, tyro.conf.arg(metavar="SAVED")]] = None
     """What loader.save wrote, or a checkpoint of tonari train, or its run.directory (newest). Not
     with --duplicates."""
-    source: str
-    """The shards that were trained on, as the loader was given them."""
+    source: str = ""
+    """The shards that were trained on, as the loader was given them; by default those that the run
+    of tonari train names."""
     out: Path
     """Directory for the results; made if need be."""
     image: str | None = None
@@ -105,6 +110,8 @@ class Hardest:
                 "give SAVED, of which the scores are read, or --duplicates, which needs none; "
                 f"found {'both' if self.duplicates else 'neither'}"
             )
+        if self.duplicates and not self.source:
+            raise ValueError("--duplicates looks through a dataset: give --source too")
         if self.similar is not None and not 0 < self.similar <= 1:
             raise ValueError(f"--similar is {self.similar}, must be in (0, 1]")
         if self.within_classes and self.per_class is not None:
@@ -149,7 +156,7 @@ def main(argv: list[str]) -> int:
     saved = find_saved(options.saved)
     scores = load_scores(saved)
     by = choose_measure(scores, options.by, saved)
-    source = open_source(options.source)
+    source, config = _open(options.saved, options.source)
     if source.num_samples != len(scores):
         raise CommandError(
             f"--source {source.name}: holds {source.num_samples:,} samples, expected "
@@ -162,19 +169,33 @@ def main(argv: list[str]) -> int:
     )  # fmt: skip
     described = _ask(source, found.sample_ids, label)
     table = make_table(found.sample_ids, found.ranks, scores, described, classes)
-    write_file(options.out / "hardest.csv", rows_csv(table).encode())
     images = None
     if image is not None and table:
         images = read_field(source, found.sample_ids[:MOST_PICTURES], image).tolist()
-    shown = page(table, images, by=found.by, title=_headline(options, found))
+    cards = with_texts(table, source, config) if image is None else table
+    write_file(options.out / "hardest.csv", rows_csv(cards).encode())
+    shown = page(cards, images, by=found.by, title=_headline(options, found))
     write_file(options.out / "hardest.html", shown.encode())
     picture = options.out / "hardest.png"
     # One of an earlier call would show other rows
     picture.unlink(missing_ok=True)
     if images is not None:
         write_file(picture, _draw(options, found, table, images))
-    _report(options, found, table, picture if picture.exists() else None)
+    _report(options, found, cards, picture if picture.exists() else None)
     return 0
+
+
+def _open(saved: Path, given: str) -> tuple[Source, Config | None]:
+    """Open what was trained on; text by the settings of the run, which are returned too."""
+    config = find_settings(saved)
+    if given and (config is None or config.data.kind != "text"):
+        return open_source(given), None
+    if config is None:
+        raise CommandError(
+            f"{saved}: is no run of tonari train, which names what it trained on; give --source"
+        )
+    data = replace(config.data, train=given or config.data.train)
+    return training_source(replace(config, data=data)), config
 
 
 def find_hardest(
@@ -286,7 +307,7 @@ def _report(options: Hardest, found: FoundRows, table: Sequence[Row], picture: P
     if options.json:
         document = {
             "by": found.by,
-            "rows": len(table),
+            "rows": len(found.sample_ids),
             "num_samples": found.num_samples,
             "never_reported": never,
             "median": found.median if math.isfinite(found.median) else None,
@@ -300,12 +321,15 @@ def _report(options: Hardest, found: FoundRows, table: Sequence[Row], picture: P
         print(json_module.dumps(document))
         return
     left_out = f"; {never:,} never reported, left out" if never else ""
-    shown = f"{picture}" if picture else "no picture, as the source has no images"
+    shown = f", {picture}" if picture else ", no picture, as the source has no images"
     if picture and len(table) > MOST_PICTURES:
         shown += f" (of the first {MOST_PICTURES:,})"
-    for row in table[:MOST_DRAWN] if any(row["history"] for row in table) else ():
-        print(f"#{row['rank']}  sample {row['sample_id']}  {words(row, found.by)}")
+    is_text = any("text" in row for row in table)
+    first = [row for row in table if row["class"] != BESIDE][:MOST_DRAWN]
+    for row in first if is_text or any(row["history"] for row in table) else ():
+        where = f"{row['title']} {row['where']}" if "where" in row else f"sample {row['sample_id']}"
+        print(f"#{row['rank']}  {where}  {words(row, found.by)}")
     print(
-        f"{_headline(options, found)}{left_out}: {written}, {shown}; to look through them and mark "
-        f"those to leave out, open {options.out / 'hardest.html'}"
+        f"{_headline(options, found)}{left_out}: {written}{'' if is_text else shown}; to look "
+        f"through them and mark those to leave out, open {options.out / 'hardest.html'}"
     )

@@ -84,7 +84,9 @@ def rows_page(rows: Sequence[Row], images: Sequence[bytes] | None, *, title: str
 
 
 def _named(row: Row) -> dict[str, object]:
-    return {name: row[name] for name in ("rank", "sample_id", "key", "label", "class")}
+    of_documents = [name for name in ("title", "where", "document", "place") if name in row]
+    always = ("rank", "sample_id", "key", "label", "class")
+    return {name: row[name] for name in (*always, *of_documents)}
 
 
 def _filled(
@@ -100,7 +102,11 @@ def _filled(
         image = _image(images[place]) if images is not None and place < len(images) else {}
         shown.append({**of_row, "facts": facts, **image})
     identity = digest(json.dumps([row["sample_id"] for row in rows]))
-    text = json.dumps({"digest": identity, "rows": shown}, allow_nan=False)
+    # What is left out is a sample, or of packed text a document
+    is_document = bool(known) and known[0].get("document") is not None
+    columns = ["document", "place"] if is_document else ["sample_id", "key"]
+    document = {"digest": identity, "columns": columns, "rows": shown}
+    text = json.dumps(document, allow_nan=False)
     # No sample's name may end the script that it stands in
     return lay_out(TEMPLATE, heading=title, data=text.replace("<", "\\u003c"))
 

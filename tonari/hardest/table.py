@@ -83,7 +83,8 @@ def drawn(row: Row) -> str:
 def rows_csv(rows: Sequence[Row]) -> str:
     """Write the table, without scores that nobody kept; what else is not known is left empty."""
     unknown = {name for name in COLUMNS if all(row[name] is None for row in rows)}
-    return to_csv([name for name in HEADER if name not in unknown], rows)
+    of_documents = [name for name in ("document", "place", "unusual") if rows and name in rows[0]]
+    return to_csv([*(name for name in HEADER if name not in unknown), *of_documents], rows)
 
 
 def to_tiles(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ import tyro
 
 from dataio import DataioError
 from dataio.source.names import IMAGE_KEYS, LABEL_KEYS
+from dataio.source.text.dataset import INFO
 from tonari.errors import CommandError
 from tonari.init.data import Found, find_test, look_into
 
@@ -36,6 +38,9 @@ class Init:
     data: str = "shards/train-*.tar"
     """What to train on, as a loader takes it. It is looked into: for the fields, the number of
     classes, the size of the pictures, and a test split beside it."""
+    text: bool = False
+    """Write train.toml for text: --data is a corpus, which the next step packs into data/train, or
+    what tonari pack wrote."""
     image: str = ""
     """Extension or column of the image; found in the data unless given."""
     label: str = ""
@@ -65,6 +70,7 @@ def main(argv: list[str]) -> int:
     scheduler = find_scheduler() if options.scheduler == "auto" else options.scheduler
     look, found = _look(options)
     texts = write_texts(options, scheduler, look=look, python=sys.executable)
+    corpus = "CORPUS" if options.data == Init.data else shlex.quote(_absolute(options.data))
     if there := [name for name in texts if (options.directory / name).exists()]:
         raise CommandError(
             f"{options.directory}: found {', '.join(there)}, expected none of them; remove or "
@@ -74,17 +80,22 @@ def main(argv: list[str]) -> int:
     for name, text in texts.items():
         (options.directory / name).write_text(text)
     submit = {"slurm": "sbatch job.sbatch", "pbs": "qsub job.pbs"}.get(scheduler)
-    print(found)
+    if found:
+        print(found)
     print(f"wrote {', '.join(texts)} into {options.directory}; look through them, then:")
     print(f"  cd {options.directory}")
+    if options.text and not _is_packed(options.data):
+        print(f"  tonari pack {corpus} data/train --tokenizer bytes    # or a tokenizer.json")
     print("  tonari train train.toml --dry-run    # the settings, and what they come to")
     print(f"  {submit or 'mpiexec -n 2 tonari train train.toml'}")
     return 0
 
 
 def _look(options: Init) -> tuple[Found, str]:
-    """Found into the data, and say what was found."""
+    """Look into the data, and say what was found: nothing of text."""
     look = Found(options.image or IMAGE_KEYS[0], options.label or LABEL_KEYS[0], 10, 32, False)
+    if options.text:
+        return look, ""
     words = "--data names no data to look into: change image, label, num_classes and size yourself"
     if options.data != Init.data:
         try:
@@ -123,11 +134,11 @@ def write_texts(options: Init, scheduler: Scheduler, *, look: Found, python: str
     mpiexec = Path(python).with_name("mpiexec")
     given = options.data
     if given != Init.data and "://" not in given:  # found from where the files go, too
-        given = str(Path(given).absolute())
-    image, label = json.dumps(look.image), json.dumps(look.label)
+        given = _absolute(given)
+    data, image, label = map(json.dumps, (given, look.image, look.label))
     test = find_test(given)
     fields = {
-        '"shards/train-*.tar"': json.dumps(given),
+        '"shards/train-*.tar"': data,
         '# test = "shards/val-*.tar"': f"test = {json.dumps(test)}" if test else '# test = "..."',
         'image = "jpg"': f"image = {image}",
         'dataio.Image("jpg"': f"dataio.Image({image}",
@@ -158,12 +169,24 @@ def write_texts(options: Init, scheduler: Scheduler, *, look: Found, python: str
         "examples/slurm/train.sbatch": "job.sbatch",
         " data.train=/shared/cifar10-train.parquet": "",
     }
-    toml = COMMENT.sub(lambda at: f"{at[1] + '  ':<42}{at[2]}", _filled("train.toml", fields))
-    texts = {"train.toml": toml, "loop.py": _filled("loop.py", fields)}
+    if options.text:
+        packed = {'"data/train"': data} if _is_packed(given) else {"CORPUS": "CORPUS"}
+        texts = {"train.toml": _filled("text.toml", packed)}
+    else:
+        toml = COMMENT.sub(lambda at: f"{at[1] + '  ':<42}{at[2]}", _filled("train.toml", fields))
+        texts = {"train.toml": toml, "loop.py": _filled("loop.py", fields)}
     if scheduler != "none":
         suffix = {"slurm": "sbatch", "pbs": "pbs"}[scheduler]
         texts[f"job.{suffix}"] = _filled(f"train.{suffix}", job)
     return texts
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute())
+
+
+def _is_packed(directory: str) -> bool:
+    return (Path(directory) / INFO).is_file()
 
 
 def _filled(template: str, words: Mapping[str, str]) -> str:

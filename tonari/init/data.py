@@ -36,7 +36,7 @@ class Found:
 
 
 def look_into(data: str, *, image: str, label: str) -> Found:
-    """Found into some shards; an empty key is found.
+    """Look into some shards; a key that is empty is found.
 
     Raises:
         DataioError: If they cannot be read, or have no picture, or no class.

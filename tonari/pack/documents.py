@@ -37,8 +37,10 @@ class Documents:
     text: str
     split: Split
 
-    def of(self, number: int) -> Iterator[str]:
+    def of(self, number: int) -> Iterator[tuple[int, str]]:
         """Read the documents of the file of that number, with little of it in memory.
+
+        Each with where it begins: its line, from 1 on, or its row of Parquet, from 0 on.
 
         Only a file of plain text that is one document is read whole.
 
@@ -99,7 +101,7 @@ def kind_of(path: Path) -> str:
     return suffix if suffix in (*JSON_SUFFIXES, *TEXT_SUFFIXES, PARQUET) and not packed else ""
 
 
-def _of_json_lines(path: Path, key: str) -> Iterator[str]:
+def _of_json_lines(path: Path, key: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(_lines(path), 1):
         if line.isspace():
             continue
@@ -109,10 +111,10 @@ def _of_json_lines(path: Path, key: str) -> Iterator[str]:
             _refuse(path, f"line {number}", f"{line[:40]!r} ({error!r})", key)
         if not isinstance(text, str):
             _refuse(path, f"line {number}", f"a {type(text).__name__} there", key)
-        yield text
+        yield number, text
 
 
-def _of_parquet(path: Path, column: str) -> Iterator[str]:
+def _of_parquet(path: Path, column: str) -> Iterator[tuple[int, str]]:
     try:
         file = pq.ParquetFile(path)
         names = file.schema_arrow.names
@@ -123,7 +125,7 @@ def _of_parquet(path: Path, column: str) -> Iterator[str]:
             for number, text in enumerate(batch.column(0).to_pylist(), first):
                 if not isinstance(text, str):
                     _refuse(path, f"row {number}", f"a {type(text).__name__} there", column)
-                yield text
+                yield number, text
             first += batch.num_rows
     except (pa.ArrowException, OSError) as error:
         raise SourceError(
@@ -131,9 +133,9 @@ def _of_parquet(path: Path, column: str) -> Iterator[str]:
         ) from error
 
 
-def _of_text(path: Path, split: Split) -> Iterator[str]:
+def _of_text(path: Path, split: Split) -> Iterator[tuple[int, str]]:
     if split == "file":
-        yield _decoded(path, b"".join(_lines(path)), 1)
+        yield 1, _decoded(path, b"".join(_lines(path)), 1)
         return
     block: list[bytes] = []
     number = 0
@@ -141,10 +143,10 @@ def _of_text(path: Path, split: Split) -> Iterator[str]:
         if not line.isspace():
             block.append(line)
         elif block:
-            yield _decoded(path, b"".join(block), number)
+            yield number - len(block), _decoded(path, b"".join(block), number)
             block = []
     if block:
-        yield _decoded(path, b"".join(block), number)
+        yield number - len(block) + 1, _decoded(path, b"".join(block), number)
 
 
 def _decoded(path: Path, text: bytes, line: int) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from dataio.base.atomic import read_record, write_file, write_record
 from dataio.base.errors import DamagedFileError, SourceError
 from dataio.base.progress import ProgressBar
-from dataio.source.text.dataset import INFO, TextInfo, read_info, token_dtype
+from dataio.source.text.dataset import INFO, LINES, SOURCES, TextInfo, read_info, token_dtype
 from dataio.source.text.tokenizer import FILE, Tokenizer
 from tonari.errors import CommandError
 from tonari.pack.documents import Documents
@@ -54,12 +55,12 @@ class Batch:
 
     Attributes:
         texts: The documents.
-        places: Of each the number of its file, and its own number there.
+        places: Of each the number of its file, its own number there, and its line.
         read_bytes: Of the files that are behind these documents.
     """
 
     texts: list[str]
-    places: list[tuple[int, int]]
+    places: list[tuple[int, int, int]]
     read_bytes: int
 
 
@@ -111,6 +112,8 @@ def pack_text(
             )  # fmt: skip
             if tokenizer.document is not None:
                 write_file(partial / FILE, tokenizer.document)
+            names = [str(path) for path in documents.paths]
+            write_file(partial / SOURCES, json.dumps(names, indent=0).encode())
             write_file(partial / INFO, info.to_json())
             # What another pack has written meanwhile is refused as it would have been before.
             check_text_directory(directory, overwrite=overwrite)
@@ -145,7 +148,8 @@ def check_text_directory(directory: Path, *, overwrite: bool) -> None:
     own: set[str] = set()
     with contextlib.suppress(SourceError):
         shards = read_info(directory).shards
-        own = {INFO, FILE, *OURS, *shards, *(name.removesuffix(".bin") + ".idx" for name in shards)}
+        beside = {Path(name).with_suffix(end).name for name in shards for end in (".idx", LINES)}
+        own = {INFO, FILE, SOURCES, *OURS, *shards, *beside}
     if foreign := found - own:
         raise CommandError(
             f"{directory}: holds {min(foreign)}, which is no part of a packed text; --overwrite "
@@ -238,21 +242,23 @@ class _Writer:
     def _write(self, batch: Batch, tokens: list[NDArray[np.int64]]) -> None:
         """Write a batch's documents, and begin another shard where one is full."""
         held: list[NDArray[np.int64]] = []
+        places: list[tuple[int, int]] = []
         held_bytes = 0
-        for (file, number), found in zip(batch.places, tokens, strict=True):
+        for (file, number, line), found in zip(batch.places, tokens, strict=True):
             if not len(found):
                 continue
             document = found if self._end is None else np.append(found, self._end)
             num_bytes = len(document) * self._dtype.itemsize
             before = held_bytes + (0 if self._shard is None else self._shard.num_bytes)
             if before and before + num_bytes > self._shard_bytes:
-                self._open().add(held)
+                self._open().add(held, places)
                 self._finish(file=file, read=number)
-                held, held_bytes = [], 0
+                held, places, held_bytes = [], [], 0
             held.append(document)
+            places.append((file, line))
             held_bytes += num_bytes
         if held:
-            self._open().add(held)
+            self._open().add(held, places)
 
     def _open(self) -> TokenShard:
         if self._shard is None:
@@ -288,13 +294,13 @@ def _encoded(
 
 def _batches(documents: Documents, sizes: Sequence[int], done: Done) -> Iterator[Batch]:
     texts: list[str] = []
-    places: list[tuple[int, int]] = []
+    places: list[tuple[int, int, int]] = []
     num_characters = 0
     for file in range(done.file, len(sizes)):
         first = done.read if file == done.file else 0
-        for number, text in enumerate(islice(documents.of(file), first, None), first):
+        for number, (line, text) in enumerate(islice(documents.of(file), first, None), first):
             texts.append(text)
-            places.append((file, number))
+            places.append((file, number, line))
             num_characters += len(text)
             if num_characters >= BATCH_CHARACTERS:
                 yield Batch(texts, places, sum(sizes[:file]))

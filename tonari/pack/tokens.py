@@ -1,7 +1,9 @@
 """Shards of tokens, as Megatron's indexed datasets: one sequence of tokens a document."""
 
 import os
+from array import array
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -10,6 +12,7 @@ from numpy.typing import NDArray
 
 from dataio.base.atomic import write_file
 from dataio.source.formats.megatron import DTYPES, HEAD, MAGIC
+from dataio.source.text.dataset import LINES
 
 VERSION = 1
 
@@ -26,6 +29,7 @@ class TokenShard:
         self.path, self.dtype = path, dtype
         self.num_bytes = 0
         self._lengths: list[int] = []
+        self._places = array("q")
         self._file: BinaryIO = path.open("wb")
 
     @property
@@ -38,13 +42,16 @@ class TokenShard:
         """Tokens so far."""
         return self.num_bytes // self.dtype.itemsize
 
-    def add(self, documents: Sequence[NDArray[np.int64]]) -> None:
-        """Append documents, each int64[num_tokens]."""
+    def add(
+        self, documents: Sequence[NDArray[np.int64]], places: Sequence[tuple[int, int]]
+    ) -> None:
+        """Append documents, each int64[num_tokens], and where each stood: file and line."""
         if documents:
             data = np.concatenate(documents).astype(self.dtype.newbyteorder("<"))
             self._file.write(data.data)
             self.num_bytes += data.nbytes
             self._lengths += [len(tokens) for tokens in documents]
+            self._places.extend(chain.from_iterable(places))
 
     def finish(self) -> None:
         """Flush the tokens to disk, then write the index: who finds it finds both whole."""
@@ -60,6 +67,7 @@ class TokenShard:
             head, lengths.tobytes(), (ends - lengths * self.dtype.itemsize).astype("<i8").tobytes(),
             np.arange(num_documents + 1, dtype="<i8").tobytes(),
         )  # fmt: skip
+        write_file(self.path.with_suffix(LINES), np.array(self._places, "<i8").tobytes())
         write_file(self.path.with_suffix(".idx"), b"".join(parts))
 
     def close(self) -> None:

@@ -15,12 +15,14 @@ from dataio import DataioError
 from tonari.errors import CommandError
 from tonari.outputs import check_output, check_page
 from tonari.report.tables import Table
+from tonari.rows.documents import document_words, find_documents, with_suspects
 from tonari.rows.losses import loss_words
 from tonari.rows.run import RunRows
-from tonari.rows.settings import find_fields, find_settings, open_run
+from tonari.rows.settings import find_fields, open_run
 from tonari.rows.show import write_batch, write_page
 from tonari.rows.spike_words import plain_rows, spike_document, spike_words, suspect_words
 from tonari.rows.spikes import find_suspects, read_losses
+from tonari.trainer.config.saved import find_settings
 from tonari.trainer.watch.spikes import find_spikes
 
 SHOWN = 40
@@ -122,6 +124,11 @@ def main(argv: list[str]) -> int:
             spikes = find_spikes(read_losses(options.run), times=options.spikes)
         table = run.losses(_ask(run, options)) if spikes is None else find_suspects(run, spikes)
         table, why = _named(run, table, asked=bool(options.source))
+        documents = {}
+        if options.is_of_samples or spikes is not None:
+            documents = find_documents(run, table, config, all=spikes is not None)
+        if spikes is not None and documents:
+            table = with_suspects(table, documents)
         if options.show is not None:
             write_page(options.show, run, _each(run, table), image=options.image, config=config)
         if options.replay is not None and options.step is not None:
@@ -146,7 +153,8 @@ def main(argv: list[str]) -> int:
     print(_shown(table))
     drawn = loss_words(table) if options.is_of_samples else []
     summary = _summary(run, table) if spikes is None else suspect_words(spikes, table)
-    for line in (*drawn, summary, why, *_written(options, table)):
+    of_documents = document_words(documents, all=options.is_of_samples)
+    for line in (*of_documents, *drawn, summary, why, *_written(options, table)):
         if line:
             print(line)
     return 0
@@ -165,7 +173,12 @@ def _each(run: RunRows, table: pa.Table) -> pa.Table:
     """List each time that suspects were trained, in place of them; else the rows as they are."""
     if "spikes" not in table.column_names:
         return table
-    return run.named(run.of(sample_id=table["sample_id"].to_pylist()))
+    ids = table["sample_id"].to_pylist()
+    listed = run.losses(run.named(run.of(sample_id=ids))).to_pylist()
+    share = dict(zip(ids, table["share"].to_pylist(), strict=True))
+    place = {sample: number for number, sample in enumerate(ids)}
+    listed.sort(key=lambda row: place[row["sample_id"]])
+    return pa.Table.from_pylist([{**row, "share": share[row["sample_id"]]} for row in listed])
 
 
 def _parse_steps(text: str | None) -> slice | range | None:
@@ -215,6 +228,8 @@ def _shown(table: pa.Table) -> str:
 def _word(value: object) -> str:
     if value is None:
         return "-"
+    if isinstance(value, list):
+        return ", ".join(map(str, value[:4])) + ", ..." * (len(value) > 4)
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -21,6 +21,7 @@ from dataio.rowlog.trained import TrainedRows
 from dataio.rows.samples import Batch, BatchTransform, Collate, Transform
 from dataio.source.base import ShardedSource
 from dataio.source.names import find_name, read_names
+from dataio.source.wrap.packed import SequenceSource
 from dataio.source.wrap.transformed import StageTransform
 from tonari.hardest.samples import find_places
 from tonari.rows.dataset import Given, check_ids, find_key, find_shard, open_dataset
@@ -242,6 +243,8 @@ class RunRows:
     def named(self, table: pa.Table) -> pa.Table:
         """Add the columns ``shard``, a path, and ``key``, null where the dataset has none.
 
+        Of packed text also ``documents``: the numbers of those that a sequence holds.
+
         Raises:
             ValueError: If the dataset is not at hand.
             DataioError: If it cannot be read.
@@ -256,6 +259,9 @@ class RunRows:
         for name, values in (("shard", places), ("key", keys)):
             column = pa.array(values, pa.string()).take(pa.array(which))
             table = table.append_column(name, column)
+        if isinstance(source, SequenceSource):
+            documents = pa.array(source.documents(each), pa.list_(pa.int64()))
+            table = table.append_column("documents", documents.take(pa.array(which)))
         return table
 
     def losses(self, table: pa.Table) -> pa.Table:

@@ -8,23 +8,10 @@ from dataio import Field, Source, open_source
 from tonari.errors import CommandError
 from tonari.rows.run import RunRows, open
 from tonari.trainer.config.config import Config
-from tonari.trainer.config.saved import read_settings
+from tonari.trainer.config.saved import SETTINGS, find_settings
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.run.build import make_fields, training_source
 from tonari.trainer.run.own import own_of
-
-SETTINGS = "config.json"
-
-
-def find_settings(run: Path) -> Config | None:
-    """Read the settings of a run, by its directory or a checkpoint in it; None: there are none."""
-    for directory in (run, *run.absolute().parents[:2]):
-        if (directory / SETTINGS).is_file():
-            try:
-                return read_settings(directory / SETTINGS)
-            except ConfigError:
-                return None
-    return None
 
 
 def open_run(path: Path, sources: Sequence[str], *, log: Path | None) -> RunRows:

@@ -13,8 +13,8 @@ from dataio.source.names import find_name, read_field
 from tonari.errors import CommandError
 from tonari.hardest.page import rows_page
 from tonari.hardest.samples import find_image, find_label
+from tonari.hardest.texts import with_texts
 from tonari.rows.run import RunRows
-from tonari.rows.texts import read_texts
 from tonari.trainer.config.config import Config
 
 MOST_PICTURES = 500
@@ -47,15 +47,15 @@ def write_page(
     keys = read_field(source, ids, name).tolist() if name else [None] * len(ids)
     labelled = find_label(source, None)
     labels = [None] * len(ids) if labelled is None else read_field(source, ids, labelled).tolist()
-    texts = read_texts(source, ids, config) if field is None else None
-    for row, text in zip(rows, texts or (), strict=texts is not None):
-        row["text"] = text
     for row, key, label in zip(rows, keys, labels, strict=True):
         where = "" if row["step"] is None else f", step {row['step']}, weight {row['weight']:.4g}"
-        row |= {"key": key, "label": label, "words": f"epoch {row['epoch']}: {row['what']}{where}"}
+        of_loss = [f", {n} {row[n]:.4g}" for n in ("loss", "share") if row.get(n) is not None]
+        words = f"epoch {row['epoch']}: {row['what']}{where}{''.join(of_loss)}"
+        row |= {"key": key, "label": label, "words": words}
     images = None if field is None else read_field(source, ids, field).tolist()
     title = f"{run.name}: {len(rows):,} of {len(table):,} rows"
-    write_file(path, rows_page(rows, images, title=title).encode())
+    cards = with_texts(rows, source, config) if field is None else rows
+    write_file(path, rows_page(cards, images, title=title).encode())
 
 
 def write_batch(path: Path, batch: Batch) -> None:

@@ -7,6 +7,11 @@ import pyarrow as pa
 
 from tonari.trainer.watch.spikes import Spike
 
+UNEXPLAINED = """
+At least {} of the spikes hold none of these rows. A loss also rises as a run begins, by the
+learning rate, and by chance. A smaller --spikes lists more rows; further epochs, with
+run.log_steps=1 and the column history, tell the rows of a step apart."""
+
 SHOWN = 10
 """Of the steps whose loss rose, the highest ones on the terminal."""
 
@@ -29,14 +34,16 @@ def suspect_words(spikes: Sequence[Spike], table: pa.Table) -> str:
     if not spikes:
         return "no step's loss rose so far; a smaller --spikes finds more"
     words = f"{len(spikes):,} spikes in {epochs} epoch{'s' * (epochs != 1)}"
+    left = len(spikes) - sum(table["spikes"].to_pylist())
+    more = UNEXPLAINED.format(left) if left > len(spikes) / 2 else ""
     if len(table) and table["share"].null_count == 0:
         return (
             f"{words}, {len(table):,} rows that were in one each time that they were trained and "
-            "had more than an even share of its rise"
+            f"had more than an even share of its rise{more}"
         )
     if epochs == 1:
         return f"{words}, which does not separate rows that share a step: look, or train another"
-    return f"{words}, {len(table):,} rows that were in one each time that they were trained"
+    return f"{words}, {len(table):,} rows that were in one each time that they were trained{more}"
 
 
 def spike_document(spikes: Sequence[Spike], table: pa.Table) -> dict[str, object]:

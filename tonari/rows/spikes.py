@@ -13,9 +13,8 @@ import pyarrow.compute as pc
 from dataio.base.errors import DamagedFileError
 from dataio.base.lines import read_checked_lines
 from tonari.rows.run import RunRows
-from tonari.rows.settings import SETTINGS
 from tonari.trainer.checkpoint.directory import read_progress, whole_checkpoints
-from tonari.trainer.config.saved import read_settings
+from tonari.trainer.config.saved import SETTINGS, read_settings
 from tonari.trainer.watch.spikes import Logged, Spike
 
 ROUNDING = 1e-9

@@ -11,7 +11,7 @@ from dataio.base.atomic import read_record
 from dataio.base.errors import DamagedFileError
 from dataio.base.lines import parse_checked_line
 from tonari.errors import CommandError
-from tonari.trainer.run.outputs import SETTINGS
+from tonari.trainer.config.saved import SETTINGS
 from tonari.trainer.watch.history import read_history
 from tonari.trainer.watch.page import page_of
 from tonari.trainer.watch.record import NAME, Record, read_run, seconds_of, state_of

@@ -6,10 +6,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
 
-INFO = "text.json"
+INFO, SOURCES = "text.json", "sources.json"
+LINES = ".lines"
+"""Beside a ``.bin``: int64[num_documents, 2], of each document the number in `SOURCES` of the file
+that it was in, and its line there, from 1 on, or its row of Parquet, from 0 on."""
 FORMAT = "tonari-text-1"
 
 
@@ -100,3 +104,26 @@ def read_infos(directories: Sequence[str]) -> TextInfo:
         end=first.end, dtype=first.dtype, documents=sum(info.documents for info in found),
         tokens=sum(info.tokens for info in found), shards=tuple(shards),
     )  # fmt: skip
+
+
+def document_places(shard: str, documents: NDArray[np.int64]) -> list[str]:
+    """Name the file and line of documents, by their numbers in a shard; "" where nobody kept them.
+
+    Raises:
+        SourceError: If what was kept is damaged.
+    """
+    path = Path(shard).with_suffix(LINES)
+    if not path.exists():
+        return [""] * len(documents)
+    try:
+        names = json.loads((path.parent / SOURCES).read_bytes())
+        rows = np.memmap(path, "<i8", mode="r").reshape(-1, 2)[documents].tolist()
+        return [
+            f"{names[file]} {'row' if names[file].endswith('.parquet') else 'line'} {line}"
+            for file, line in rows
+        ]
+    except (OSError, ValueError, IndexError, TypeError) as error:
+        raise SourceError(
+            f"{path}: cannot be read ({error}), expected the lines of its documents, as tonari "
+            f"pack wrote them; copy it and {SOURCES} again, or remove it"
+        ) from error

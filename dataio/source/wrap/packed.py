@@ -6,8 +6,9 @@ kept of it, every rank finds the same, and a sequence has its number wherever it
 
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from threading import Lock
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,20 +48,30 @@ class Sequences:
     Args:
         length: Tokens that a model reads of a sequence; a sample has the target of the last, too.
         packing: ``"concatenated"``: documents follow one another. ``"best_fit"``: documents that
-            are no longer than a sequence are not cut.
+            are no longer than a sequence are not cut. ``"stored"``: each sample of the shards is a
+            sequence, of ``length`` tokens or one more.
+        end: Of stored sequences the token that ends a document; None: each is one document.
 
     Raises:
-        ValueError: If the length is not in [1, 65534].
+        ValueError: If the length is not in [1, 65534], or ``end`` is given for another packing.
     """
 
     length: Annotated[int, Range(1, np.iinfo(np.uint16).max - 1)]
     _: KW_ONLY
-    packing: Packing = "best_fit"
+    packing: Packing | Literal["stored"] = "best_fit"
+    end: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.end is not None and self.packing != "stored":
+            raise ValueError(
+                f'Sequences: end is {self.end}, but packing is "{self.packing}", which knows the '
+                "documents; leave it out"
+            )
 
     @property
     def key(self) -> str:
         """Names these sequences among others of the same text."""
-        return f"{self.packing}-{self.length}"
+        return f"{self.packing}-{self.length}{'' if self.end is None else f'-{self.end}'}"
 
     def fields(self, dtype: str) -> dict[str, Field]:
         """Describe a sample whose tokens have that dtype."""
@@ -110,6 +121,13 @@ class SequenceFormat(MegatronFormat):
                 values = self._values(file, index, pieces, extents[:, 0], chosen)
                 yield array_rows(shard.first + chosen, values, fields, shard.path)
 
+    def pieces(self, storage: Storage, shard: Shard) -> DocumentPieces:
+        """Find what the sequences of a shard are made of."""
+        with open_index(storage, shard.path, self.index_of(shard.path)) as beside:
+            index = read_head(beside)
+            extents = _all_extents(beside, index, storage.stat(shard.path)[0])
+        return self._pieces(extents, index, shard)
+
     @property
     def _room(self) -> int:
         return self._sequences.length + 1
@@ -125,7 +143,9 @@ class SequenceFormat(MegatronFormat):
 
     def _pack(self, extents: NDArray[np.int64], index: Index) -> DocumentPieces:
         lengths = (extents[:, 1] - extents[:, 0]) // index.dtype.itemsize
-        return pack(lengths, length=self._sequences.length, packing=self._sequences.packing)
+        packing = self._sequences.packing
+        assert packing != "stored", "read by StoredFormat"
+        return pack(lengths, length=self._sequences.length, packing=packing)
 
     def _values(
         self, file: StorageFile, index: Index, pieces: DocumentPieces, starts: NDArray[np.int64],
@@ -155,9 +175,34 @@ class SequenceFormat(MegatronFormat):
 
 
 class SequenceSource(ShardedSource):
-    """A `Source` of sequences."""
+    """A `Source` of sequences, whose documents are numbered shard by shard."""
 
     made_as = "Sequences"
+
+    @cached_property
+    def first_documents(self) -> NDArray[np.int64]:
+        """int64[num_shards + 1]: The number of each shard's first document, and of all."""
+        counts = [0]
+        for shard in self.shards:
+            with open_index(self.storage, shard.path, self._format.index_of(shard.path)) as beside:
+                counts.append(read_head(beside).num_sequences)
+        return np.cumsum(counts)
+
+    def pieces(self, shard: int) -> DocumentPieces:
+        """Find what the sequences of a shard, by its number, are made of."""
+        assert isinstance(self._format, SequenceFormat)
+        return self._format.pieces(self.storage, self.shards[shard])
+
+    def documents(self, sample_ids: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """List the documents of sequences, of each in the order of its ``document``: int64[n]."""
+        found: list[NDArray[np.int64]] = [np.empty(0, np.int64)] * len(sample_ids)
+        at = np.searchsorted([shard.first for shard in self.shards], sample_ids, side="right") - 1
+        for shard in np.unique(at).tolist():
+            pieces, first = self.pieces(shard), self.shards[shard].first
+            for place in np.flatnonzero(at == shard).tolist():
+                mine = slice(*pieces.starts[sample_ids[place] - first :][:2])
+                found[place] = self.first_documents[shard] + pieces.documents[mine]
+        return found
 
 
 def _all_extents(beside: StorageFile, index: Index, bin_bytes: int) -> NDArray[np.int64]:
@@ -193,5 +238,6 @@ def check_suffix(path: str, suffix: str) -> None:
     if suffix != ".bin":
         raise SourceError(
             f"{path}: found shards that end in {suffix}, expected .bin and .idx, of whose "
-            "documents sequences are made; run `tonari pack SRC DST --tokenizer TOKENIZER`"
+            "documents sequences are made; run `tonari pack SRC DST --tokenizer TOKENIZER`, or "
+            'where each sample is a sequence of tokens give packing="stored"'
         )

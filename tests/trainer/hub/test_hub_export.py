@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from dataio.base.atomic import read_record, write_record
+from dataio.source.text.tokenizer import open_tokenizer
 from tests import hub
 from tests.multirank import RunRanks
+from tests.tokenizers_made import make_tokenizer
 from tonari.cli import main
 from tonari.trainer.checkpoint.export import read_checkpoint, read_tensors, stored_tensors
 from tonari.trainer.config.config import load_config
@@ -190,3 +192,49 @@ def test_what_cannot_be_exported_is_refused(
     config.unlink()
     assert "config.json: cannot be read as a run's settings: " in said("--out", out)
     assert not Path(out).exists()
+
+
+MINE = """
+import transformers
+def make():
+    return transformers.GPT2LMHeadModel.from_pretrained({base!r})
+"""
+
+
+@pytest.mark.parametrize("kind", ["llama", "hub_export_mine:make"])
+def test_a_run_on_packed_text_is_exported_with_its_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    sizes = {"vocab_size": 300, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    ids = {"bos_token_id": None, "eos_token_id": 9}
+    base = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ids, use_cache=False))
+    base.save_pretrained(tmp_path / "base")
+    (tmp_path / "hub_export_mine.py").write_text(MINE.format(base=str(tmp_path / "base")))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = make_tokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "c.jsonl").write_text(60 * '{"text": "to be or not"}\n{"text": "that is"}\n')
+    argv = ["pack", str(tmp_path / "c.jsonl"), str(tmp_path / "text"), "--tokenizer", str(made)]
+    assert main([*argv, "--end", "<|endoftext|>"]) == 0
+    text = TOML.replace("[shuffle]", '[text]\npacking = "best_fit"\n[shuffle]')
+    if kind != "llama":
+        start, stop = text.index("[model]"), text.index("[optimizer]")
+        text = f'{text[:start]}[model]\nkind = "{kind}"\n{text[stop:]}'
+    settings = tmp_path / "run.toml"
+    settings.write_text(text.replace("test_fraction = 0.2\n", "").format(root=tmp_path))
+    train(load_config(settings), quiet=True)
+    out = tmp_path / "hub"
+    assert main(["export", str(tmp_path / "run"), "--out", str(out), "--hub"]) == 0
+    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    (checkpoint,) = (tmp_path / "run/checkpoints").glob("step-*")
+    weights: Any = read_checkpoint(checkpoint)["model"]
+    form = make_model(load_config(settings)).hub_format()
+    theirs = loaded.state_dict()
+    for name in weights.keys() - form.aliases:
+        assert torch.equal(theirs[form.stored(name).name], weights[name]), name
+    assert loaded.config.eos_token_id == loaded.generation_config.eos_token_id == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    words = "to be or not that"
+    assert tokenizer(words)["input_ids"] == open_tokenizer(str(made)).encode([words])[0].tolist()
+    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|endoftext|>", 0)

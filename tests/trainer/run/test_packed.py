@@ -13,7 +13,7 @@ from torch import Tensor
 import dataio
 from dataio.source.text.tokenizer import open_tokenizer
 from tests import hub
-from tests.multirank import ROOT
+from tests.multirank import ROOT, RunRanks
 from tests.tokenizers_made import make_tokenizer
 from tests.trainer.packed_text import write_config, write_packed
 from tests.trainer.run.runs import lines, run
@@ -192,6 +192,16 @@ def test_a_model_of_ones_own_gets_positions_that_begin_anew(tmp_path: Path) -> N
         train(settings, model=lambda: PackedModel(200))
 
 
+@pytest.mark.multirank
+def test_a_model_of_ones_own_is_verified_on_ranks(tmp_path: Path, run_ranks: RunRanks) -> None:
+    without_model(tmp_path)
+    kind = f"model.kind={__name__}:{PackedModel.__name__}"
+    given = (str(tmp_path / "run.toml"), kind, "mesh.dp_shard=2", f"run.directory={tmp_path}/run")
+    run_ranks("trainer/meshes", 2, "|".join(given), timeout_s=120)
+    assert (tmp_path / "run/verified.json").exists()
+    assert [line["kind"] for line in lines(tmp_path / "run")][-1] == "epoch"
+
+
 class RecurrentPacked(PackedModel):
     """Carries what it has read from one document into the next."""
 
@@ -245,4 +255,6 @@ def test_the_settings_that_a_run_leaves_say_how_text_was_packed(tmp_path: Path) 
     config = write_config(tmp_path)
     run(config, "run", f"data.cache={tmp_path}/cache", "run.epochs=1")
     found = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert found["text"] == {"packing": "best_fit", "tokenizer": "", "mean": "sequences"}
+    assert found["text"] == {
+        "packing": "best_fit", "tokenizer": "", "end": "", "mean": "sequences",
+    }  # fmt: skip

@@ -3,13 +3,16 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from dataio.source.text.tokenizer import FILE, Tokenizer
 from tonari.trainer.checkpoint.export import (
     AVERAGE,
     MODEL,
@@ -22,7 +25,7 @@ from tonari.trainer.checkpoint.export import (
 from tonari.trainer.checkpoint.state import OWN
 from tonari.trainer.checkpoint.weights import CONFIG, INDEX, ONE_FILE
 from tonari.trainer.errors import CheckpointError
-from tonari.trainer.models import HubFormat, StagedModel
+from tonari.trainer.models import Adapted, HubFormat, StagedModel
 
 KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
 """What ``config.json`` of the weights that a run started from knows better than the run."""
@@ -38,6 +41,7 @@ def write_hub(
     notes: Mapping[str, object] | None = None,
     average: bool = False,
     trusted: bool = False,
+    write_beside: Callable[[Path], None] = lambda directory: None,
 ) -> tuple[int, int]:
     """Write the weights of a checkpoint, and ``config.json`` where the model's format has one.
 
@@ -50,6 +54,7 @@ def write_hub(
         notes: Kept in the header of each file.
         average: Whether to write the averaged weights in the place of the last ones.
         trusted: As of `read_checkpoint`.
+        write_beside: Writes what else belongs into the directory.
 
     Returns:
         How many tensors were written, and how many numbers.
@@ -97,10 +102,45 @@ def write_hub(
         kept = {key: published[key] for key in KEPT if published and key in published}
         # Both ways that its versions write it.
         _write(partial / CONFIG, {**form.config, **kept, "dtype": dtype, "torch_dtype": dtype})
+    write_beside(partial)
     # An empty directory of that name is replaced.
     os.replace(partial, out)
     sizes = [_tensor(stored, name).size.numel() for name in names]
     return len(sizes), sum(sizes)
+
+
+def write_library_files(
+    directory: Path, *, model: StagedModel, tokenizer: Tokenizer | None = None,
+    eos_token_id: int | None = None,
+) -> None:  # fmt: skip
+    """Write the configs of a model of transformers, and the tokenizer of the text it learnt.
+
+    Args:
+        directory: Where the weights are.
+        model: The model, adapted if it is a module of one's own.
+        tokenizer: Of the text; None, or without a file of its own: none is written.
+        eos_token_id: Of the token behind each document; None: there is none.
+    """
+    of_generation: dict[str, object] = {}
+    wrapped = model.wrapped if isinstance(model, Adapted) else None
+    config: Any = getattr(wrapped, "config", None)
+    if hasattr(config, "save_pretrained"):
+        config.architectures = [type(wrapped).__name__]
+        config.eos_token_id = config.eos_token_id if eos_token_id is None else eos_token_id
+        config.save_pretrained(directory)
+        its = getattr(wrapped, "generation_config", None)
+        of_generation = its.to_diff_dict() if its is not None else {}
+    if eos_token_id is not None:
+        of_generation |= {"eos_token_id": eos_token_id}
+    if of_generation:
+        _write(directory / "generation_config.json", of_generation)
+    if tokenizer is None or tokenizer.document is None:
+        return
+    (directory / FILE).write_bytes(tokenizer.document)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if eos_token_id is not None:
+        settings["eos_token"] = tokenizer.decode(np.array([eos_token_id]))
+    _write(directory / "tokenizer_config.json", settings)
 
 
 def _names(

@@ -8,6 +8,9 @@ from dataio.base.errors import DamagedFileError
 from tonari.trainer.config.config import Config, build_config
 from tonari.trainer.errors import ConfigError
 
+SETTINGS = "config.json"
+"""In a run's directory: the settings of its last start."""
+
 
 def read_settings(path: Path) -> Config:
     """Read the ``config.json`` that a run leaves in its directory.
@@ -22,6 +25,17 @@ def read_settings(path: Path) -> Config:
             f"{path}: cannot be read as a run's settings: {error}; give a run.directory as `tonari "
             "train` left it"
         ) from error
+
+
+def find_settings(run: Path) -> Config | None:
+    """Read the settings of a run, by its directory or a checkpoint in it; None: there are none."""
+    for directory in (run, *run.absolute().parents[:2]):
+        if (directory / SETTINGS).is_file():
+            try:
+                return read_settings(directory / SETTINGS)
+            except ConfigError:
+                return None
+    return None
 
 
 def _given(tables: dict[str, Any]) -> dict[str, Any]:

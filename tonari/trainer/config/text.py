@@ -17,16 +17,20 @@ class TextConfig(Section):
 
     Attributes:
         packing: ``"bytes"`` reads files of text, a token being a byte. With the others,
-            ``data.train`` and ``data.test`` are directories that ``tonari pack --tokenizer`` wrote,
-            and a sample is a sequence of documents that do not see one another: ``"concatenated"``,
-            or ``"best_fit"``, which cuts no document that fits in a sequence.
+            ``data.train`` and ``data.test`` are what ``tonari pack --tokenizer`` wrote, or other
+            files of tokens, and a sample is a sequence of documents that do not see one another:
+            ``"concatenated"``, or ``"best_fit"``, which cuts no document that fits in a sequence.
+            ``"stored"`` takes each sample's ``tokens`` as a sequence, such as of MDS shards.
         tokenizer: The one that they were packed with must be this one; empty: any.
+        end: The token that ends a document of ``"stored"`` sequences, by its name in the tokenizer
+            or its number; empty: each sequence is one document. Of Megatron's files it is checked.
         mean: What a step descends: the mean over its sequences' losses, each a mean over its
             targets, or, with ``"tokens"``, the mean over all their targets.
     """
 
-    packing: Literal["bytes", "concatenated", "best_fit"] = "bytes"
+    packing: Literal["bytes", "concatenated", "best_fit", "stored"] = "bytes"
     tokenizer: str = ""
+    end: str | int = ""
     mean: Literal["sequences", "tokens"] = "sequences"
 
     @property
@@ -46,6 +50,11 @@ def check_text(text: TextConfig, *, is_text: bool, test_fraction: float, cp: int
             f'text.tokenizer is {text.tokenizer!r}, but text.packing is "bytes", whose tokens are '
             "bytes; run `tonari pack SRC DST --tokenizer ...`, and give data.train=DST and "
             "text.packing=best_fit"
+        )
+    if isinstance(text.end, str) and text.end and not text.tokenizer:
+        raise ConfigError(
+            f"text.end is {text.end!r}, the name of a token, but there is no text.tokenizer that "
+            "has it; give that too, or the token's number"
         )
     if text.mean == "tokens" and not text.is_packed:
         raise ConfigError(

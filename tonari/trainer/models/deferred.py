@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -108,14 +109,17 @@ def deferred(build: Callable[[], Model], *, seed: int, draws: bool = True) -> Mo
     except ConfigError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-    logger.warning(
-        "the model's constructor cannot be recorded (%s), expected operations on tensors of the "
-        "CPU that modules keep; every rank now builds the whole model in memory before it is cut, "
-        "so each needs room for all of it",
-        reason,
-    )
-    return seeded(build, seed=seed)
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    model = seeded(build, seed=seed)
+    if not (dist.is_initialized() and dist.get_rank()):
+        num_bytes = sum(each.nbytes for each in [*model.parameters(), *model.buffers()])
+        logger.warning(
+            "each rank makes the whole model in memory, %.3f GB, before it is cut: its constructor "
+            "loads weights, or does what needs them (%s). The run is the same. For less memory "
+            "make the model of its config, and give the files as model.weights",
+            num_bytes / 1e9, reason,
+        )  # fmt: skip
+    return model
 
 
 @contextmanager

@@ -149,7 +149,8 @@ def _check_is_text(text: NDArray[np.uint8], path: Path, key: str) -> None:
         f"{key}: {path}{kind} {found}, expected text in UTF-8, of which each byte is a token; "
         "decompress or convert it; or, for documents in JSON lines, Parquet, or compressed: run "
         "`tonari pack SRC DST --tokenizer ...` and give data.train=DST and the table [text] with "
-        'packing = "best_fit", which takes what `tonari pack` wrote'
+        'packing = "best_fit", which takes Megatron\'s .bin and .idx too; for MDS shards of tokens '
+        'packing = "stored"'
     )
 
 

@@ -14,6 +14,7 @@ from dataio.base.location import bare_within
 from dataio.job.launch import Job
 from tonari.trainer.checkpoint.directory import read_progress
 from tonari.trainer.config.config import Config
+from tonari.trainer.config.saved import SETTINGS
 from tonari.trainer.config.settings import as_tables
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.watch.metrics import Board, MetricsLog, import_writer
@@ -37,8 +38,6 @@ Log = MetricsLog | Board | PrometheusFile | Telemetry | RunPage | Tracker
 
 TRACKERS = (WandbRun, MlflowRun)
 """Each has the name of the key of ``[run]`` that asks for it."""
-SETTINGS = "config.json"
-"""In a run's directory: the settings of its last start."""
 
 
 def check_outputs(config: Config) -> None:

@@ -10,7 +10,7 @@ import dataio
 from dataio import SourceError
 from dataio.rows.samples import Batch
 from dataio.source.text.dataset import TextInfo, read_infos
-from dataio.source.text.tokenizer import open_tokenizer
+from dataio.source.text.tokenizer import BYTES, Tokenizer, open_tokenizer
 from tonari.trainer.config.config import Config
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.pipeline import Pipeline
@@ -18,6 +18,7 @@ from tonari.trainer.models import Adapted, StagedModel
 from tonari.trainer.models.documents import positions_of
 from tonari.trainer.models.given import Inputs
 from tonari.trainer.run.data import VOCABULARY
+from tonari.trainer.run.given_tokens import are_packed, end_of, read_given
 from tonari.trainer.run.step import evaluating
 from tonari.trainer.run.tasks import Columns, cross_entropy, judge
 
@@ -95,10 +96,33 @@ def packed_info(config: Config) -> TextInfo:
     Raises:
         ConfigError: If one is none or not whole, or they were made by several tokenizers.
     """
+    names = [*_listed(config.data.train), *_listed(config.data.test)]
     try:
-        return read_infos([*_listed(config.data.train), *_listed(config.data.test)])
+        if not are_packed(config, names):
+            return read_given(config, names)
+        found = read_infos(names)
+        if config.text.end not in ("", found.end) and end_of(config) != found.end:
+            raise ConfigError(
+                f"text.end is {config.text.end!r}, but {names[0]} was packed with the token "
+                f"{found.end} behind each document; leave text.end out, or pack it again with --end"
+            )
+        return found
     except SourceError as error:
         raise ConfigError(f"[text] packing: {error}") from error
+
+
+def tokenizer_of(config: Config) -> Tokenizer | None:
+    """Open the tokenizer of a run's text; None where nothing names it.
+
+    Raises:
+        SourceError: If it is not at hand.
+    """
+    if not config.text.is_packed or packed_info(config).tokenizer == BYTES:
+        return open_tokenizer(BYTES)
+    name = config.text.tokenizer
+    if are_packed(config, _listed(config.data.train)):
+        name = _listed(config.data.train)[0]
+    return open_tokenizer(name) if name else None
 
 
 def check_tokenizer(config: Config) -> None:
@@ -126,7 +150,8 @@ def packed_sources(config: Config) -> tuple[dataio.Shards, dataio.Shards | None]
     """Name the sequences to train on, and to evaluate on, if there are any."""
 
     def shards(directories: tuple[str, ...]) -> dataio.Shards:
-        return dataio.Shards(read_infos(directories).shards, sequences=_sequences(config))
+        shards = read_infos(directories).shards if are_packed(config, directories) else directories
+        return dataio.Shards(shards, sequences=_sequences(config))
 
     test = _listed(config.data.test)
     return shards(_listed(config.data.train)), shards(test) if test else None
@@ -210,7 +235,8 @@ def _sequences(config: Config) -> dataio.Sequences:
     packing = config.text.packing
     assert packing != "bytes", "the callers have asked"
     try:
-        return dataio.Sequences(config.data.sequence_length, packing=packing)
+        end = end_of(config) if packing == "stored" else None
+        return dataio.Sequences(config.data.sequence_length, packing=packing, end=end)
     except ValueError as error:
         raise ConfigError(f"data.sequence_length: {error}") from error
 

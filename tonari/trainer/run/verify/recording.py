@@ -334,9 +334,12 @@ class Noting:
 
 
 def tensors_of(batch: Batch) -> Columns:
-    """Copy the columns of a batch: the loader may write the next one where it lies."""
+    """Copy the columns of a batch: the loader may write the next one where it lies.
+
+    Numbers of 16 bits without a sign become wider, as torch does not pickle them.
+    """
     return {
-        name: value.detach().cpu().clone()
+        name: value.detach().to("cpu", torch.int32 if value.dtype == torch.uint16 else None).clone()
         for name, value in batch.items()
         if isinstance(value, Tensor)
     }
