@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio import FieldError, Source, Text
+from dataio.source.names import read_field
 from dataio.source.text.dataset import document_places
 from dataio.source.text.tokenizer import Tokenizer
 from dataio.source.wrap.packed import SequenceSource
-from dataio.source.names import read_field
 from tonari.hardest.table import Row
 from tonari.trainer.config.config import Config
 from tonari.trainer.run.build import make_fields
