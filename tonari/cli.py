@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from tonari import __version__
+from tonari.report.terminal import fill
 
 COMMANDS = {
     "demo": ("tonari.demo.command", "train the same model three ways on this machine, and compare"),
@@ -185,14 +186,7 @@ def _wrapped() -> Iterator[None]:
     finally:
         for line in printed.getvalue().splitlines():
             # A box's lines are as wide as they should be, with codes of colours on top.
-            print(line if line.startswith(("\x1b", "│")) else _fill(line, width))
-
-
-def _fill(line: str, width: int) -> str:
-    indent = line[: len(line) - len(line.lstrip())]
-    return textwrap.fill(
-        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+            print(line if line.startswith(("\x1b", "│")) else fill(line, width))
 
 
 def _exit_status(end: SystemExit) -> int:
@@ -216,7 +210,7 @@ def _help() -> str:
     about = "Feeds distributed training from next door instead of from the shared filesystem."
     more = "tonari COMMAND --help says more about one of them; tonari --version, which this is."
     return "\n".join(
-        ["usage: tonari COMMAND ...", "", _fill(about, width), "", *lines, "", _fill(more, width)]
+        ["usage: tonari COMMAND ...", "", fill(about, width), "", *lines, "", fill(more, width)]
     )
 
 
