@@ -33,7 +33,8 @@ def summary(results: Results) -> list[str]:
         f"node: {local.path}, {local.name}",
         "", *table.text(), "", NOTE, *([NOTE_UNPROVED] if is_unproved else []),
         *(["", *ways_table(run).text()] if run else []),
-        "", *(f"look: {problem}" for problem in results.problems),
+        *([""] if results.problems else []),
+        *(f"look: {problem}" for problem in results.problems),
     ]  # fmt: skip
 
 
