@@ -13,7 +13,7 @@ from tonari.report.terminal import room
 UNKNOWN = "-"
 """In place of a figure that is not known."""
 
-MOST_UNBROKEN = 32
+MOST_UNBROKEN = 24
 """Characters of a column of words that fit a terminal unbroken, where there is room for few."""
 
 

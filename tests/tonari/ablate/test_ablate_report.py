@@ -169,6 +169,19 @@ def test_findings_follow_the_figures():
     assert "A control wins" in said(control)
 
 
+def test_arms_that_guess_are_told_to_have_learned_nothing():
+    arms = [
+        replace(arm, cells={seed: {**cell, "accuracy": 0.1} for seed, cell in arm.cells.items()})
+        for arm in ARMS
+    ]
+    lines = list(lines_of(arms).values())
+    (said,) = findings(lines, margin=0.5, num_cells=20, expected=20, chance=10.0)
+    assert said.startswith("Nothing was learned: no arm is above the 10 % of guessing")
+    for chance in (None, 5.0):
+        found = findings(lines, margin=0.5, num_cells=20, expected=20, chance=chance)
+        assert "learned" not in " ".join(found)
+
+
 def test_an_arm_without_a_control_is_no_policy_and_a_label_is_the_studys():
     found = cells_of(ARMS)
     lines = {line.arm: line for line in report_lines(study_of(ARMS), found)}
