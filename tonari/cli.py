@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from tonari import __version__
-from tonari.report.terminal import fill, join_lines, list_commands
+from tonari.terminal import fill, join_lines, list_commands
 
 COMMANDS = {
     "demo": ("tonari.demo.command", "train the same model three ways on this machine, and compare"),

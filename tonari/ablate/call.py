@@ -29,7 +29,7 @@ from tonari.ablate.status import cell_states, status_document, status_text
 from tonari.ablate.study import Cell, Study
 from tonari.ablate.training import Stopped
 from tonari.errors import CommandError
-from tonari.report.terminal import show, wrote
+from tonari.terminal import show, wrote
 
 INTERRUPTED, TERMINATED = 130, 143
 

@@ -24,7 +24,7 @@ from tonari.bench.loader.sets import SETS
 from tonari.bench.notify import notify_on_stderr
 from tonari.bench.outputs import ResultOutputs
 from tonari.report.pictures import write_picture
-from tonari.report.terminal import list_commands
+from tonari.terminal import list_commands
 
 PEERS = "bench-peers"
 

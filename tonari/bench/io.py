@@ -33,7 +33,7 @@ from tonari.errors import CommandError
 from tonari.meet import meet
 from tonari.outputs import check_output, check_plot, check_report, make_directory
 from tonari.probes import join
-from tonari.report.terminal import show, wrote
+from tonari.terminal import show, wrote
 
 GRACE_S = 120.0
 """Beyond the time limit: what began before it may last as long, and files are removed after it."""

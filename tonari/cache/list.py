@@ -15,8 +15,8 @@ from dataio.base.filesystem import find_directory
 from dataio.store.tools.report import CacheReport, survey
 from tonari.errors import CommandError
 from tonari.report.tables import UNKNOWN, Table
-from tonari.report.terminal import show
 from tonari.sizes import format_bytes
+from tonari.terminal import show
 
 Directory = Annotated[str, tyro.conf.Positional]
 

@@ -12,8 +12,8 @@ from tonari.names import EXAMPLES
 from tonari.outputs import check_output, check_report
 from tonari.plan.options import add_outputs, fraction, settings
 from tonari.plan.picture import part_name, plan_bars
-from tonari.report.terminal import show, wrote
 from tonari.sizes import format_bytes
+from tonari.terminal import show, wrote
 
 if TYPE_CHECKING:
     from tonari.oracle.epoch import PlannedEpoch

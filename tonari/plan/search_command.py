@@ -12,7 +12,7 @@ from tonari.names import EXAMPLES
 from tonari.outputs import check_output, check_report
 from tonari.plan.options import add_outputs, fraction, settings
 from tonari.plan.picture import search_bars
-from tonari.report.terminal import show, wrote
+from tonari.terminal import show, wrote
 
 if TYPE_CHECKING:
     from tonari.oracle.search.search import Plans

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tonari.report.terminal import room
+from tonari.terminal import room
 
 UNKNOWN = "-"
 """In place of a figure that is not known."""

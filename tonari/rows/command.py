@@ -16,13 +16,13 @@ from dataio import DataioError
 from tonari.errors import CommandError
 from tonari.outputs import check_output, check_page
 from tonari.report.tables import Table
-from tonari.report.terminal import room, show
 from tonari.rows.losses import loss_words
 from tonari.rows.run import RunRows
 from tonari.rows.settings import find_fields, find_settings, open_run
 from tonari.rows.show import write_batch, write_page
 from tonari.rows.spike_words import plain_rows, spike_document, spike_words, suspect_words
 from tonari.rows.spikes import find_suspects, read_losses
+from tonari.terminal import room, show
 from tonari.trainer.watch.spikes import find_spikes
 
 SHOWN = 40

@@ -78,7 +78,8 @@ def test_the_time_is_told_by_what_took_it() -> None:
     found = totals() | {"num_saved": 3.0}
     assert time_words(found, parts_s) == (
         "time: staging 2.0 s, steps 30.0 s (waiting for batches 1.0 s), epoch ends 1.5 s (waiting "
-        "for the exchange 0.2 s), evaluation 4.0 s, checkpoints 0.5 s (3 written)"
+        "for the exchange 0.2 s), new scores of hidden rows 0.0 s, evaluation 4.0 s, checkpoints "
+        "0.5 s (3 written)"
     )
     assert "1.0 s, 0.5 s of it for rows beyond the quota)" in time_words(
         found | {"window_wait_s": 0.5}, parts_s

@@ -16,6 +16,7 @@ from dataio import Field
 from dataio.arguments import find_device
 from dataio.job.launch import LATER_S, Job, join
 from dataio.rows.samples import Batch
+from tonari.terminal import show
 from tonari.trainer.checkpoint.agree import together
 from tonari.trainer.checkpoint.checkpoint import Checkpoints
 from tonari.trainer.checkpoint.directory import Progress, read_progress, set_aside_later
@@ -151,7 +152,7 @@ def train(
 
     def listen(line: Line) -> None:
         if not quiet:
-            print(epoch_words(line, config.run.epochs), flush=True)
+            show(epoch_words(line, config.run.epochs).splitlines())
         if on_epoch is not None:
             on_epoch(line)
 
@@ -160,7 +161,7 @@ def train(
         on_epoch=listen, speaks=not quiet,
     )  # fmt: skip
     if summary.rank == 0 and not quiet:
-        print(summary_words(summary, config.run.directory), flush=True)
+        show(summary_words(summary, config.run.directory).splitlines())
     return summary
 
 

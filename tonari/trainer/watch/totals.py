@@ -101,19 +101,13 @@ def time_words(totals: Mapping[str, float], parts_s: Mapping[str, float]) -> str
     """
     window_s, saved = totals["window_wait_s"], totals["num_saved"]
     quota = f", {window_s:.1f} s of it for rows beyond the quota" if window_s else ""
-    others = (
-        ("refresh_s", "new scores of hidden rows", ""),
-        ("evaluation_s", "evaluation", ""),
-        ("checkpoint_s", "checkpoints", f" ({saved:.0f} written)"),
+    rescored = f"new scores of hidden rows {parts_s['refresh_s']:.1f} s, "
+    return (
+        f"time: staging {totals['staging_s']:.1f} s, "
+        f"steps {parts_s['train_s']:.1f} s (waiting for batches {totals['wait_s']:.1f} s{quota}), "
+        f"epoch ends {parts_s['epoch_end_s']:.1f} s (waiting for the exchange "
+        f"{totals['exchange_blocked_s']:.1f} s), "
+        f"{rescored if totals['hidden_fraction'] else ''}"
+        f"evaluation {parts_s['evaluation_s']:.1f} s, "
+        f"checkpoints {parts_s['checkpoint_s']:.1f} s ({saved:.0f} written)"
     )
-    return ", ".join(
-        [
-            f"time: staging {totals['staging_s']:.1f} s",
-            f"steps {parts_s['train_s']:.1f} s (waiting for batches {totals['wait_s']:.1f} s"
-            f"{quota})",
-            f"epoch ends {parts_s['epoch_end_s']:.1f} s (waiting for the exchange "
-            f"{totals['exchange_blocked_s']:.1f} s)",
-            *(f"{words} {parts_s[name]:.1f} s{more}" for name, words, more in others
-              if parts_s[name]),
-        ]
-    )  # fmt: skip

@@ -45,7 +45,7 @@ def show(lines: Iterable[str]) -> None:
     width = room()
     for line in lines:
         # Nothing is added to a line that fits: spaces within it are those of a table.
-        print(line if len(line) <= width else fill(line, int(width)))
+        print(line if len(line) <= width else fill(line, int(width)), flush=True)
 
 
 def wrote(*paths: Path | None) -> list[str]:
