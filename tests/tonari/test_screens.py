@@ -180,7 +180,7 @@ def seen(wrote: str) -> str:
         *over, last = re.split(r"\r?(?:\x1b\[1A)?\x1b\[2?K", line)
         bar = ([bar] + [text for text in [*over, last] if BAR in text])[-1]
         lines += [last.rstrip()] if BAR not in last else []
-    return "\n".join([*lines, *([f"the bar, when it was seen last: {bar.strip()}"] if bar else [])])
+    return "\n".join([*lines, *(["the bar, when it was seen last:", bar.strip()] if bar else [])])
 
 
 def masked(name: str, kind: str, text: str, directory: Path) -> str:
