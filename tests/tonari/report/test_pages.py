@@ -17,10 +17,10 @@ from tonari.demo.report import write_page
 from tonari.oracle.search.search import Candidate, Plans
 from tonari.plan.report import search_page
 from tonari.report.pictures import DARK, LIGHT
+from tonari.trainer.config.config import Config, DataConfig
 from tonari.trainer.watch.history import History
 from tonari.trainer.watch.page import page_of
 from tonari.trainer.watch.record import Record, Settings, Start
-from tonari.trainer.config.config import Config, DataConfig
 
 
 def write_storage(path: Path) -> None:

@@ -51,8 +51,8 @@ LATENCIES = (
     READERS, "wanted", "operation", "count", "mean", "p50", "p90", "p99", "p99.9", "max"
 )  # fmt: skip
 WAYS = (
-    "way", "staging", "first epoch", "later epochs", "utilisation", "from DIR", "network",
-    "node's disk", "staged from DIR", "paid after", "predicted",
+    "way", "staging", "first epoch", "later epochs", "predicted", "utilisation", "from DIR",
+    "network", "node's disk", "staged from DIR", "paid after", "paid, predicted",
 )  # fmt: skip
 
 UNFOLDED = 14
@@ -354,6 +354,7 @@ def ways_table(run: EndToEnd) -> Table:
             duration(way.staging_s) if way.staging_s else UNKNOWN,
             duration(way.epoch_s[0]) if way.epoch_s else UNKNOWN,
             duration(median(way.epoch_s[1:])) if len(way.epoch_s) > 1 else UNKNOWN,
+            duration(way.predicted_epoch_s) if way.predicted_epoch_s is not None else UNKNOWN,
             figure(way.utilisation_fraction, ".0%"),
             *(_bytes(way.moved_bytes.get(tier)) for tier in ("shared", "network", "local")),
             _bytes(way.staging_bytes),
