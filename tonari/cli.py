@@ -183,7 +183,7 @@ def _wrapped() -> Iterator[None]:
         import tyro._strings as of_tyro
 
         # Its own takes a line that begins with anything but a letter for a new paragraph.
-        of_tyro.remove_single_line_breaks = join_lines
+        vars(of_tyro)["remove_single_line_breaks"] = join_lines
     try:
         with contextlib.redirect_stdout(printed):
             yield
