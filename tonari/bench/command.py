@@ -88,7 +88,8 @@ class BenchLoader:
         return [c for c in CONTENDERS if not self.contenders or c.name in self.contenders]
 
 
-COMMANDS: dict[str, tuple[type, str]] = {
+Options = IO | Compare | BenchLoader | Exchange | BenchImportance
+COMMANDS: dict[str, tuple[type[Options], str]] = {
     "io": (IO, "what a shared filesystem costs training, beside the node's disk and the network"),
     "compare": (Compare, "two results of bench io: has a filesystem become slower?"),
     "loader": (BenchLoader, "samples a second, beside other loaders and the machine's limits"),
@@ -108,7 +109,7 @@ def main(argv: list[str]) -> int:
             lines = [f"tonari bench: {name!r} is not a command, expected one of {', '.join(words)}"]
         print("\n".join(lines), file=sys.stdout if is_asked else sys.stderr)
         return 0 if is_asked else 2
-    options = tyro.cli(COMMANDS[name][0], args=rest, prog=f"tonari bench {name}")
+    options: Options = tyro.cli(COMMANDS[name][0], args=rest, prog=f"tonari bench {name}")
     if isinstance(options, Exchange):
         return bench_exchange(options)
     if isinstance(options, BenchImportance):

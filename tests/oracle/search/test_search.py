@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -289,7 +290,7 @@ def test_the_words_give_every_candidate_what_the_job_lacks_of_its_settings(tmp_p
         whole = load(tmp_path, "mesh.checkpointing=full", *each.settings)
         given = [] if shown == "as in the file" else shown.split()
         short = load(tmp_path, "mesh.checkpointing=full", *given)
-        derived = {"dp_replicate": whole.mesh.dp_replicate}
+        derived: dict[str, Any] = {"dp_replicate": whole.mesh.dp_replicate}
         if whole.mesh.pp == 1:
             derived["microbatches"] = whole.mesh.microbatches
         assert replace(short.mesh, **derived) == whole.mesh
