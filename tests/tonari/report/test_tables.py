@@ -22,7 +22,7 @@ def test_words_are_set_left_and_figures_right() -> None:
     assert RANKS.are_figures == [False, True, True, False]
 
 
-@pytest.mark.parametrize(("columns", "num_lines"), [(29, 4), (28, 9), (22, 9), (17, 14), (15, 14)])
+@pytest.mark.parametrize(("columns", "num_lines"), [(29, 4), (28, 9), (22, 9), (17, 14), (16, 14)])
 def test_a_narrow_terminal_has_the_columns_in_parts(
     monkeypatch: pytest.MonkeyPatch, columns: int, num_lines: int
 ) -> None:
