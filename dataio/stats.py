@@ -16,9 +16,9 @@ Bytes by where they came from:
     process, as the kernel counts), ``page_cache_bytes`` (the rest of the batches), ``peer_bytes``;
     ``disk_bytes_written`` to the node's cache.
 Staging:
-    ``staging_s`` reading the source, and ``staging_bytes`` of ``source_bytes`` read meanwhile;
-    ``pulled_rows`` that came from other nodes because a cache was lost, older or laid out
-    otherwise.
+    ``staging_s`` reading the source, and ``staging_bytes`` of ``source_bytes`` and ``staged_rows``
+    read meanwhile; ``pulled_rows`` that came from other nodes because a cache was lost, older or
+    laid out otherwise.
 With a quota:
     ``resident_fraction`` of this node's rows that stay, ``streamed_rows`` and ``streamed_bytes``
     read from the source because they do not, ``streamed_s`` that the source took for them beside
@@ -81,6 +81,7 @@ def collect_stats(
         "disk_bytes_written": pool.cache.log.tables.bytes_written,
         "staging_s": pool.staging_s,
         "staging_bytes": pool.staging_bytes,
+        "staged_rows": pool.staged_rows,
         "pulled_rows": pool.pulled_rows,
         "source_bytes": pool.source.bytes_read,
         "resident_fraction": pool.resident_fraction,

@@ -9,11 +9,11 @@ import select
 import shutil
 import signal
 import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from tonari import __version__
+from tonari.terminal import fill, join_lines, list_commands
 
 COMMANDS = {
     "demo": ("tonari.demo.command", "train the same model three ways on this machine, and compare"),
@@ -180,20 +180,18 @@ def _wrapped() -> Iterator[None]:
     """Wrap long lines of prose that are printed meanwhile at the terminal's width, else at 80."""
     width = shutil.get_terminal_size().columns
     printed = _Printed()
+    with contextlib.suppress(ModuleNotFoundError):
+        import tyro._strings as of_tyro
+
+        # Its own takes a line that begins with anything but a letter for a new paragraph.
+        vars(of_tyro)["remove_single_line_breaks"] = join_lines
     try:
         with contextlib.redirect_stdout(printed):
             yield
     finally:
         for line in printed.getvalue().splitlines():
             # A box's lines are as wide as they should be, with codes of colours on top.
-            print(line if line.startswith(("\x1b", "│")) else _fill(line, width))
-
-
-def _fill(line: str, width: int) -> str:
-    indent = line[: len(line) - len(line.lstrip())]
-    return textwrap.fill(
-        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+            print(line if line.startswith(("\x1b", "│")) else fill(line, width))
 
 
 def _exit_status(end: SystemExit) -> int:
@@ -209,16 +207,10 @@ def _is_known(error: BaseException) -> bool:
 
 
 def _help() -> str:
-    width = shutil.get_terminal_size().columns
-    lines = [
-        textwrap.fill(f"  {name:<8} {words}", width, subsequent_indent=" " * 11)
-        for name, (_, words) in COMMANDS.items()
-    ]
     about = "Feeds distributed training from next door instead of from the shared filesystem."
-    more = "tonari COMMAND --help says more about one of them; tonari --version, which this is."
-    return "\n".join(
-        ["usage: tonari COMMAND ...", "", _fill(about, width), "", *lines, "", _fill(more, width)]
-    )
+    commands = {name: words for name, (_, words) in COMMANDS.items()}
+    more = "; tonari --version prints the version"
+    return "\n".join(list_commands("tonari", about, commands, more=more))
 
 
 def _unknown(name: str) -> str:

@@ -43,7 +43,7 @@ class Filling:
 
     Attributes:
         staging_s: Seconds that this rank spent reading from the source.
-        staging_bytes: That it read from there in that time.
+        staging_bytes: That it read from there in that time, and ``staged_rows`` the rows.
         pulled_rows: Rows that came to this rank from other nodes.
         pulled_bytes: Their bytes.
     """
@@ -70,13 +70,13 @@ class Filling:
         self._shows_progress = shows_progress
         self._readers = staging.readers
         self._bandwidth = staging.bytes_per_s
-        self.staging_s, self.staging_bytes = 0.0, 0
+        self.staging_s, self.staging_bytes, self.staged_rows = 0.0, 0, 0
         self.pulled_rows = self.pulled_bytes = 0
         # Of messages; no channel is taken before one is needed.
         self._first_tag = -1
         if earlier is not None:
             self._first_tag, self.staging_s = earlier._first_tag, earlier.staging_s
-            self.staging_bytes = earlier.staging_bytes
+            self.staging_bytes, self.staged_rows = earlier.staging_bytes, earlier.staged_rows
             self.pulled_rows, self.pulled_bytes = earlier.pulled_rows, earlier.pulled_bytes
         self._staging: StagingRun | None = None
 
@@ -185,6 +185,7 @@ class Filling:
         self._drive(staging, num_groups=min(1, len(groups)) if in_groups else len(groups))
         self.staging_s += time.perf_counter() - started
         self.staging_bytes += self._source.bytes_read - read_before
+        self.staged_rows += staging.num_rows
         if in_groups:
             # Even if the first group was the last: other nodes may have more, and all commit at
             # once.

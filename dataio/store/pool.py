@@ -105,6 +105,11 @@ class Pool:
         return self._filling.staging_bytes
 
     @property
+    def staged_rows(self) -> int:
+        """Rows that this rank read from the source in that time."""
+        return self._filling.staged_rows
+
+    @property
     def pulled_rows(self) -> int:
         """Rows that came to this rank from other nodes, outside of an exchange."""
         return self._filling.pulled_rows

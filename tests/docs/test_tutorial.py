@@ -36,8 +36,8 @@ def run_page(name: str, directory: Path) -> list[tuple[Block, str]]:
 
 
 def lines(text: str) -> set[str]:
-    """Lines without what differs from run to run: numbers, the room for them, what was seen."""
-    kept = re.sub(r"; (paid|seen).*", "", text)
+    """Lines without what differs from run to run: numbers, their units, the room for them."""
+    kept = re.sub(r"(?<=\d) ([kKMG]?B(/s)?|[mµ]?s)\b( \?)?", " unit", text)
     spaced = [re.sub(r"[\s─━]+", " ", line) for line in kept.splitlines()]
     return {re.sub(r"[-+]?[\d.,]+(e-\d+)?", "#", line).strip() for line in spaced} - {""}
 

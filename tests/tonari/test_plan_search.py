@@ -56,7 +56,7 @@ def test_a_time_is_shown_by_its_size(seconds, words):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (("plan",), "required: --probe"),
+        (("plan",), "run.toml`, then `tonari plan "),
         (("plan", "--probe", "a", "--data", "1"), "unrecognized arguments: --data"),
         (("plan", "--probe", "a", "--hidden", "1"), "--hidden: 1, expected a share in [0, 1)"),
         (("search",), "required: --cluster, --world"),

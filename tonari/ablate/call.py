@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import os
 import shlex
@@ -24,12 +23,13 @@ from tonari.ablate.cells import (
 )
 from tonari.ablate.jobs import physical_cores, serve, train_in_processes, visible_gpus
 from tonari.ablate.progress import Durations, Event, Progress
-from tonari.ablate.report import markdown, write_report
+from tonari.ablate.report import report_words, write_report
 from tonari.ablate.slurm import Array, dry_run, submit
 from tonari.ablate.status import cell_states, status_document, status_text
 from tonari.ablate.study import Cell, Study
 from tonari.ablate.training import Stopped
 from tonari.errors import CommandError
+from tonari.terminal import show, wrote
 
 INTERRUPTED, TERMINATED = 130, 143
 
@@ -173,8 +173,8 @@ class Call:
         if self.given.json:
             print(json.dumps(document))
         else:
-            _show(markdown(document))
-            print(f"table and plot: {report}")
+            words = report_words(self.study, found, document)
+            show([*words, *wrote(report / "report.html", report / "table.md")])
 
     def _show_status(self) -> None:
         states = cell_states(self.cells, self.given.out)
@@ -238,14 +238,3 @@ def _sigterm_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _show(text: str) -> None:
-    """Print Markdown; on a terminal laid out to its width."""
-    if sys.stdout.isatty() and importlib.util.find_spec("rich"):
-        from rich.console import Console
-        from rich.markdown import Markdown
-
-        Console().print(Markdown(text))
-    else:
-        print(text)

@@ -90,8 +90,8 @@ def _first_as_good(places: Sequence[tuple[float, float]], wanted: float) -> floa
     return None
 
 
-def table_of(found: Sequence[EqualLoss], baseline: str, noun: str) -> str:
-    """Lay the lines out as a table in Markdown."""
+def table_of(found: Sequence[EqualLoss], baseline: str, noun: str) -> Table:
+    """Lay the lines out."""
     times = f"times fewer rows to the {noun} of {baseline}"
     columns = ("trained as", "lengths", times, "seeds that reach it")
     best_first = sorted(found, key=lambda each: -(each.times_fewer.mean if each.times_fewer else 0))
@@ -99,7 +99,7 @@ def table_of(found: Sequence[EqualLoss], baseline: str, noun: str) -> str:
         [one.way, str(one.lengths), _times(one), f"{one.num_reached} of {one.num_seeds}"]
         for one in best_first
     ]
-    return "\n".join(Table(columns, rows).markdown())
+    return Table(columns, rows)
 
 
 def _times(one: EqualLoss) -> str:

@@ -12,7 +12,14 @@ NUM_LOSSES = 3
 """Comparisons that a control wins, named at the top; the table has all."""
 
 
-def findings(lines: Sequence[Line], *, margin: float, num_cells: int, expected: int) -> list[str]:
+NEAR_CHANCE = 1.0
+"""Points above guessing that are no sign of learning."""
+
+
+def findings(
+    lines: Sequence[Line], *, margin: float, num_cells: int, expected: int,
+    chance: float | None = None,
+) -> list[str]:  # fmt: skip
     """Sum a study up.
 
     Args:
@@ -20,6 +27,7 @@ def findings(lines: Sequence[Line], *, margin: float, num_cells: int, expected: 
         margin: Points that count as no loss.
         num_cells: Cells that are there.
         expected: Cells of the whole study.
+        chance: Accuracy of guessing, in points; None: it is not known.
 
     Returns:
         Sentences, the most important first.
@@ -27,13 +35,25 @@ def findings(lines: Sequence[Line], *, margin: float, num_cells: int, expected: 
     if not num_cells:
         return ["No cell has been trained yet."]
     policies = [line for line in lines if line.is_policy and line.accuracy]
-    said = _on_policies(policies) if policies else [_on_arms(lines)]
-    said += [_cheapest(lines, margin, measure_of_lines(lines).noun)] if has_costs(lines) else []
+    if learned_nothing(lines, chance):
+        said = [
+            f"Nothing was learned: no arm is above the {chance:g} % of guessing, so nothing can be "
+            "compared. Look at the labels, the learning rate and the number of epochs."
+        ]
+    else:
+        said = _on_policies(policies) if policies else [_on_arms(lines)]
+        said += [_cheapest(lines, margin, measure_of_lines(lines).noun)] if has_costs(lines) else []
     if num_cells < expected:
         missing = expected - num_cells
         are = "is" if missing == 1 else "are"
         said.append(f"{missing} of {expected} cells {are} missing; figures may change.")
     return [sentence for sentence in said if sentence]
+
+
+def learned_nothing(lines: Sequence[Line], chance: float | None) -> bool:
+    """Find whether every arm with a result is as good as guessing."""
+    means = [line.accuracy.mean for line in lines if line.accuracy]
+    return chance is not None and bool(means) and max(means) < chance + NEAR_CHANCE
 
 
 def _on_policies(policies: Sequence[Line]) -> list[str]:

@@ -7,19 +7,26 @@ from pathlib import Path
 from dataio.base.atomic import write_file, write_json
 from dataio.base.location import bare_within
 from tonari.ablate.controls import CONTROLS
-from tonari.ablate.equal_loss import as_document, equal_loss, table_of
+from tonari.ablate.equal_loss import EqualLoss, as_document, equal_loss, table_of
 from tonari.ablate.findings import findings
 from tonari.ablate.html import page
 from tonari.ablate.lines import Line, report_lines
-from tonari.ablate.measure import LOSS, measure_of
+from tonari.ablate.measure import ACCURACY, LOSS, POINTS, measure_of
 from tonari.ablate.plots import draw_accuracy, draw_pareto
 from tonari.ablate.results import ArmResults, CellFile, gather_arms, number
 from tonari.ablate.study import Study
-from tonari.ablate.words import has_costs, table_columns, table_row, verdict_sentence
+from tonari.ablate.words import (
+    COST_COLUMNS,
+    WRONG_COLUMNS,
+    has_costs,
+    table_columns,
+    table_row,
+    verdict_sentence,
+)
 from tonari.report.pictures import render
 from tonari.report.tables import Table, to_csv
 
-__all__ = ["CellFile", "markdown", "number", "report_lines", "write_report"]
+__all__ = ["CellFile", "markdown", "number", "report_lines", "report_words", "write_report"]
 
 LOSS_POINTS = (
     "Arms are judged by the mean loss on the test samples. A point is a hundredth of a nat, "
@@ -71,14 +78,16 @@ def _document(
     expected = len(study.cells())
     margin = study.study.margin_points
     measure = measure_of(study)
-    equal = equal_loss(arms, cost=study.study.cost) if measure is LOSS else []
+    equal = _equal(study, arms)
     return {
-        "findings": findings(lines, margin=margin, num_cells=len(cells), expected=expected),
+        "findings": findings(
+            lines, margin=margin, num_cells=len(cells), expected=expected, chance=_chance(study)
+        ),
         "verdicts": [verdict_sentence(x) for x in lines if x.is_policy and x.accuracy],
         "measure": measure.noun,
         "table": _table(lines),
         "equal_loss": as_document(equal),
-        "equal_loss_table": table_of(equal, study.study.baseline, measure.noun) if equal else "",
+        "equal_loss_table": "\n".join(_equal_table(study, equal).markdown()) if equal else "",
         "command": command,
         **{f"{name}s": _distinct(cells, name) for name in ("commit", "device", "machine")},
         "torch": _distinct(cells, "torch"),
@@ -97,6 +106,51 @@ def _document(
         "arms": [asdict(line) for line in lines],
         "settings": {arm.name: bare_within(arm.settings) for arm in arms},
     }
+
+
+def _equal(study: Study, arms: Sequence[ArmResults]) -> list[EqualLoss]:
+    return equal_loss(arms, cost=study.study.cost) if measure_of(study) is LOSS else []
+
+
+def _equal_table(study: Study, found: Sequence[EqualLoss]) -> Table:
+    return table_of(found, study.study.baseline, measure_of(study).noun)
+
+
+def _chance(study: Study) -> float | None:
+    """Say which accuracy guessing has, in points; None where the arms have no number of classes."""
+    numbers = {arm.config(0).model.settings.get("num_classes") for arm in study.arms}
+    number = numbers.pop() if len(numbers) == 1 and measure_of(study) is ACCURACY else None
+    return POINTS / number if isinstance(number, int) else None
+
+
+def report_words(
+    study: Study, found: Mapping[str, Mapping[int, CellFile]], document: Mapping[str, object]
+) -> list[str]:
+    """Lay a report out for a terminal: findings, and how the arms stand; costs are in the page.
+
+    Args:
+        study: What was compared.
+        found: Cells that are there, by arm and seed.
+        document: Of `write_report`.
+    """
+    lines = report_lines(study, found)
+    costs = (*COST_COLUMNS, *WRONG_COLUMNS)
+    columns = [column for column in table_columns(lines) if column not in costs]
+    equal = _equal(study, gather_arms(study, found))
+    return [
+        *_texts(document, "findings"), "",
+        *Table(columns, [table_row(line, columns) for line in lines]).text(), "",
+        *([*_equal_table(study, equal).text(), "", LOSS_POINTS] if equal else []),
+        _made_words(document),
+    ]  # fmt: skip
+
+
+def _made_words(document: Mapping[str, object]) -> str:
+    return (
+        f"Mean and standard deviation over seeds; differences are paired by seed. "
+        f"{document['cells']} of {document['cells_expected']} cells, "
+        f"{number(document, 'wall_s') / 60:.0f} minutes of training in all."
+    )
 
 
 def _distinct(cells: Sequence[CellFile], name: str) -> list[str]:
@@ -123,9 +177,7 @@ def markdown(document: Mapping[str, object]) -> str:
             *([str(document["equal_loss_table"]), ""] if document["equal_loss_table"] else []),
             *([*verdicts, ""] if verdicts else []),
             *([LOSS_POINTS, ""] if document["measure"] == LOSS.noun else []),
-            f"Mean and standard deviation over seeds; differences are paired by seed. "
-            f"{document['cells']} of {document['cells_expected']} cells, "
-            f"{number(document, 'wall_s') / 60:.0f} minutes of training in all.",
+            _made_words(document),
             "",
             f"Command: `{document['command']}`; commit {', '.join(commits) or 'none yet'}.",
             "",

@@ -24,6 +24,7 @@ from tonari.bench.loader.sets import SETS
 from tonari.bench.notify import notify_on_stderr
 from tonari.bench.outputs import ResultOutputs
 from tonari.report.pictures import write_picture
+from tonari.terminal import list_commands
 
 PEERS = "bench-peers"
 
@@ -87,17 +88,28 @@ class BenchLoader:
         return [c for c in CONTENDERS if not self.contenders or c.name in self.contenders]
 
 
+Options = IO | Compare | BenchLoader | Exchange | BenchImportance
+COMMANDS: dict[str, tuple[type[Options], str]] = {
+    "io": (IO, "what a shared filesystem costs training, beside the node's disk and the network"),
+    "compare": (Compare, "two results of bench io: has a filesystem become slower?"),
+    "loader": (BenchLoader, "samples a second, beside other loaders and the machine's limits"),
+    "exchange": (Exchange, "what an epoch takes while rows travel between nodes"),
+    "importance": (BenchImportance, "what choosing rows and reporting losses costs"),
+}
+
+
 def main(argv: list[str]) -> int:
     """Run the command."""
-    options = tyro.extras.subcommand_cli_from_dict(
-        {
-            "loader": BenchLoader, "exchange": Exchange, "importance": BenchImportance, "io": IO,
-            "compare": Compare,
-        },
-        args=argv,
-        prog="tonari bench",
-        description="Measure parts of Tonari on this machine.",
-    )  # fmt: skip
+    name, *rest = argv or [""]
+    if name not in COMMANDS:
+        is_asked = name in ("-h", "--help")
+        words = {name: words for name, (_, words) in COMMANDS.items()}
+        lines = list_commands("tonari bench", "Measures parts of Tonari on this machine.", words)
+        if name and not is_asked:
+            lines = [f"tonari bench: {name!r} is not a command, expected one of {', '.join(words)}"]
+        print("\n".join(lines), file=sys.stdout if is_asked else sys.stderr)
+        return 0 if is_asked else 2
+    options: Options = tyro.cli(COMMANDS[name][0], args=rest, prog=f"tonari bench {name}")
     if isinstance(options, Exchange):
         return bench_exchange(options)
     if isinstance(options, BenchImportance):

@@ -16,26 +16,28 @@ import tyro
 from msgspec.structs import replace
 
 from dataio.base.filesystem import cache_directory
-from dataio.base.sizes import format_bytes, parse_bytes
+from dataio.base.sizes import parse_bytes
 from dataio.source import open_some
 from dataio.source.formats.grids.source import ArrayFilesSource
 from dataio.world import World, leave_together
 from tonari.bench.errors import BenchError
-from tonari.bench.notify import notify_on_stderr
-from tonari.bench.storage.patterns.measure import dataset_files, measure_storage, words_of
+from tonari.bench.notify import notify_in_place
+from tonari.bench.storage.patterns.measure import dataset_files, measure_storage
 from tonari.bench.storage.patterns.options import PATTERNS, StorageOptions
 from tonari.bench.storage.patterns.together import TogetherError, agree
 from tonari.bench.storage.report.report import write_html, write_png
+from tonari.bench.storage.report.summary import summary
 from tonari.bench.storage.results.csv import write_csv
 from tonari.bench.storage.results.dlio import write_summaries
 from tonari.bench.storage.results.document import to_document, write_document
-from tonari.bench.storage.results.results import Results, TrainingWay
+from tonari.bench.storage.results.results import Results
 from tonari.bench.storage.training.pipeline import PipelineOptions, run_ways
 from tonari.cache.stage import parse_fields
 from tonari.errors import CommandError
 from tonari.meet import meet
 from tonari.outputs import check_output, check_plot, check_report, make_directory
 from tonari.probes import join
+from tonari.terminal import show, wrote
 
 GRACE_S = 120.0
 """Beyond the time limit: what began before it may last as long, and files are removed after it."""
@@ -243,15 +245,17 @@ def measure(world: World, options: IO) -> Results:
     scratch = options.scratch or agree(
         world, lambda: cache_directory("auto"), doing="choosing the node's directory"
     )
-    notify = notify_on_stderr
+    notify = notify_in_place
     directory, scratch = options.directory.absolute(), scratch.absolute()
-    results = measure_storage(world, directory, scratch, options.wanted(), notify)
-    training = options.training()
-    if training is None:
-        return results
-    return replace(
-        results, end_to_end=run_ways(world, directory, scratch, training, results, notify)
-    )
+    try:
+        results = measure_storage(world, directory, scratch, options.wanted(), notify)
+        training = options.training()
+        if training is None:
+            return results
+        ways = run_ways(world, directory, scratch, training, results, notify)
+        return replace(results, end_to_end=ways)
+    finally:
+        notify("")
 
 
 def write(options: IO, results: Results) -> None:
@@ -266,36 +270,11 @@ def write(options: IO, results: Results) -> None:
         write_html(results, options.html)
     if options.png is not None:
         write_png(results, options.png)
-    print(json.dumps(to_document(results)) if options.json else summary(results))
-
-
-def summary(results: Results) -> str:
-    """Describe what was found in a line for each phase."""
-    site = results.site
-    lines = [
-        f"{site.path}: {site.name} from {site.mount.server or site.mount.source}, "
-        f"{format_bytes(site.free_bytes)} free; beside it {results.local.path}: "
-        f"{results.local.name}",
-        *(words_of(phase) for phase in results.phases if phase.repeats),
-        *(words_of_way(way) for way in (results.end_to_end.ways if results.end_to_end else ())),
-        *(f"look: {problem}" for problem in results.problems),
-    ]
-    return "\n".join(lines)
-
-
-def words_of_way(way: TrainingWay) -> str:
-    """Describe in a line what one way to feed training cost."""
-    epochs = ", ".join(f"{seconds:.2f}" for seconds in way.epoch_s)
-    words = f"{way.name}: epochs of {epochs} s"
-    if way.staging_s:
-        words += f", staged in {way.staging_s:.2f} s"
-    if way.predicted_epoch_s is not None:
-        words += f"; predicted {way.predicted_epoch_s:.2f} s"
-    if way.utilisation_fraction is not None:
-        words += f", {way.utilisation_fraction:.0%} of null storage's pace"
-    if way.paid_after is not None:
-        words += f"; paid after epoch {way.paid_after}"
-    return words
+    if options.json:
+        print(json.dumps(to_document(results)))
+        return
+    files = (options.json_file, options.csv, options.dlio_summaries, options.html, options.png)
+    show([*summary(results), *wrote(*files)])
 
 
 def _check(options: IO) -> tuple[str, ...]:

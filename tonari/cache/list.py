@@ -14,14 +14,16 @@ from dataio import SourceError, open_source
 from dataio.base.filesystem import find_directory
 from dataio.store.tools.report import CacheReport, survey
 from tonari.errors import CommandError
+from tonari.report.tables import UNKNOWN, Table
 from tonari.sizes import format_bytes
+from tonari.terminal import show
 
 Directory = Annotated[str, tyro.conf.Positional]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ls:
-    """List the caches of this node, one line each; damaged ones too.
+    """List the caches of this node, one row each; damaged ones too.
 
     node0.1, node0.2, ... lie beside node0 because it was taken by a job that exchanges rows; later
     jobs use them again.
@@ -44,9 +46,10 @@ class Ls:
             listed = [asdict(r) | {"stale": s} for r, s in zip(reports, stale, strict=True)]
             print(json.dumps({"caches": listed}))
             return 0
-        for report, is_old in zip(reports, stale, strict=True):
-            print(line(report, is_stale=is_old))
-        if not reports:
+        if reports:
+            rows = [cells(r, is_stale=is_old) for r, is_old in zip(reports, stale, strict=True)]
+            show(Table(HEAD, rows, str(root)).text())
+        else:
             print(f"{root}: no caches")
         return 0
 
@@ -101,19 +104,21 @@ def is_stale(report: CacheReport) -> bool | None:
         return None
 
 
-def line(report: CacheReport, *, is_stale: bool | None) -> str:
-    """Describe a cache in one line."""
-    used = time.strftime("%Y-%m-%d %H:%M", time.localtime(report.last_used_s))
-    rows = f"{report.num_slots:,} rows, {report.num_missing:,} missing"
-    words = [
-        "damaged" if report.problem is not None else rows,
+HEAD = ("rows", "missing", "on disk", "last used", "used by", "cache")
+
+
+def cells(report: CacheReport, *, is_stale: bool | None) -> list[str]:
+    """Describe a cache in the columns of `HEAD`."""
+    state = "damaged" if report.problem is not None else "stale" if is_stale else ""
+    is_whole = report.problem is None
+    return [
+        f"{report.num_slots:,}" if is_whole else UNKNOWN,
+        f"{report.num_missing:,}" if is_whole else UNKNOWN,
         format_bytes(report.disk_bytes),
-        f"last used {used}",
-        f"in use by {report.in_use_by}" if report.in_use_by else "not in use",
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(report.last_used_s)),
+        report.in_use_by or "nobody",
+        "/".join(Path(report.directory).parts[-2:]) + (f" ({state})" if state else ""),
     ]
-    if is_stale:
-        words.append("stale")
-    return f"{report.directory}: {', '.join(words)}"
 
 
 def print_details(
@@ -123,12 +128,14 @@ def print_details(
     if as_json:
         print(json.dumps({"caches": [asdict(report) for report in reports], **(extra or {})}))
         return
-    for report in reports:
-        print(line(report, is_stale=None))
-        if report.problem is None:
-            print(
-                f"  of {report.source}\n  version {report.fingerprint}, fields "
-                f"{', '.join(report.fields)}, epoch {report.epoch}, user {report.owner}\n  "
-                f"{format_bytes(report.payload_bytes)} of rows on "
-                f"{format_bytes(report.disk_bytes)} of disk"
-            )
+    if reports:
+        show(Table(HEAD, [cells(report, is_stale=None) for report in reports]).text())
+    for report in (report for report in reports if report.problem is None):
+        show([
+            report.directory,
+            f"  of {report.source}",
+            f"  version {report.fingerprint}, fields {', '.join(report.fields)}, epoch "
+            f"{report.epoch}, user {report.owner}",
+            f"  {format_bytes(report.payload_bytes)} of rows on "
+            f"{format_bytes(report.disk_bytes)} of disk",
+        ])  # fmt: skip

@@ -3,6 +3,7 @@
 import argparse
 import json
 import shlex
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from tonari.outputs import check_output, check_report
 from tonari.plan.options import add_outputs, fraction, settings
 from tonari.plan.picture import part_name, plan_bars
 from tonari.sizes import format_bytes
+from tonari.terminal import show, wrote
 
 if TYPE_CHECKING:
     from tonari.oracle.epoch import PlannedEpoch
@@ -36,6 +38,15 @@ def main(argv: list[str]) -> int:
         ConfigError: If the settings are wrong, or the probe is of others.
     """
     given = _parser().parse_intermixed_args(argv)
+    if given.probe is None:
+        print(
+            "tonari plan: needs a probe, which times a step of the job on this node: run "
+            f"`tonari probe {given.config}`, then `tonari plan {given.config} --probe probe.json`. "
+            f"Without this node, `tonari search {given.config} --cluster FILE --world RANKS` "
+            "prices steps by equations",
+            file=sys.stderr,
+        )
+        return 2
     check_output("--picture", given.picture)
     check_report("--report", given.report)
     check_output("--timeline", given.timeline)
@@ -87,13 +98,13 @@ def main(argv: list[str]) -> int:
         print(json.dumps(documents if are_many else documents[0], indent=1))
         return 0
     if are_many:
-        print("\n".join([*choice_words(choices), "", "the first:", ""]))
+        show([*choice_words(choices), "", "the first:", ""])
     lines = ["", *explanation_table(why).text(), "", *NOTES] if why else []
     epochs = best.config.run.epochs
     lines = [*_words(best), *lines, *_epoch_words(epoch, epochs)]
     if epoch and learned:
         lines += learned_words(epoch, learned, given.run, epochs)
-    print("\n".join(lines))
+    show([*lines, *wrote(given.timeline, given.picture, given.report)])
     return 0
 
 
@@ -201,7 +212,7 @@ def _parser() -> argparse.ArgumentParser:
         "overrides", nargs="*", metavar="SECTION.KEY=VALUE", help="those of the probe"
     )
     parser.add_argument(
-        "--probe", type=Path, required=True, metavar="FILE",
+        "--probe", type=Path, metavar="FILE",
         help="what tonari probe wrote, whose KEY=VALUE hold here too; of a directory of probes all "
         "are compared, and the settings listed with the fastest first",
     )  # fmt: skip

@@ -8,7 +8,7 @@ from tonari.plan.choice import choice_notes, choice_table
 from tonari.plan.explain import explanation_table
 from tonari.plan.picture import Drawing, part_name, plan_bars, search_bars
 from tonari.plan.search import (
-    format_s,
+    fastest_words,
     search_notes,
     search_table,
     table_of_choices,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tonari.oracle.search.search import Plans
     from tonari.plan.choice import Choice
     from tonari.plan.explain import ExplainedRow
+    from tonari.trainer.config.config import Config
 
 TEMPLATE = Path(__file__).with_suffix(".jinja")
 PARTS = ("part", "s", "share")
@@ -71,30 +72,27 @@ def plan_page(choices: Sequence["Choice"], terms: Sequence["ExplainedRow"], comm
     )  # fmt: skip
 
 
-def search_page(found: "Plans", command: str) -> str:
+def search_page(found: "Plans", config: "Config", command: str) -> str:
     """Lay out what a search found; needs the `report` extra.
 
     Args:
         found: With one candidate at least.
+        config: The settings of the job.
         command: That made it.
     """
-    best, (settings, _) = found.candidates[0], search_notes(found)[0]
-    what = f"step takes {format_s(best.step_s)}, {best.samples_per_s:,.1f} samples a second"
-    if best.epoch_s:
-        what = f"epoch takes {format_s(best.epoch_s)}"
-    hides = "".join(f", with {word}" for word in best.choice if "=" not in word)
+    notes = search_notes(found, config)
     return lay_out(
         TEMPLATE,
         heading="Which settings are the fastest",
         subtitle=f"{found.legal:,} configurations are legal for {found.global_batch_size:,} samples"
         f" a step: {found.priced:,} were priced",
         findings=[
-            f"The fastest {what}, in {format_bytes(best.memory_bytes)} a rank: {settings}{hides}.",
+            fastest_words(found.candidates[0], notes[0][0]),
             *([f"{found.unfit:,} configurations do not fit."] if found.unfit else []),
             *(f"{words}." for words in unfit_words(found)),
         ],
         pictures=[_picture(search_bars(found))],
-        choices=(search_table(found), search_notes(found)),
+        choices=(search_table(found), notes),
         tables=(
             [table_of_choices(found.choices, "The best of each choice")] if found.choices else []
         ),

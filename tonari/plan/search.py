@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tonari.oracle.cluster.cluster import Cluster
     from tonari.oracle.search.epoch import Epochs
     from tonari.oracle.search.search import Candidate, Plans
+    from tonari.trainer.config.config import Config
 
 NEXT = (
     "An estimate from equations of a step, {without}: docs/plan.md says what it leaves out. "
@@ -80,15 +81,18 @@ def data_choices(
     ]  # fmt: skip
 
 
-def search_words(found: "Plans") -> list[str]:
+def search_words(found: "Plans", config: "Config") -> list[str]:
     """Describe what a search found, in lines.
 
     Args:
         found: With one candidate at least.
+        config: The settings of the job.
     """
     best = found.candidates[0]
     whole = "epoch" if best.epoch_s else "step"
+    (settings, _), *slower = search_notes(found, config)
     lines = [
+        fastest_words(best, settings),
         f"{found.legal:,} configurations are legal for {found.global_batch_size:,} samples a step: "
         f"{found.priced:,} priced, {found.unfit:,} do not fit into memory"
         f"{' or on a disk' if best.epoch_s else ''}, {found.pruned:,} have a bound above the last "
@@ -97,9 +101,8 @@ def search_words(found: "Plans") -> list[str]:
         *search_table(found).text(),
         "",
         f"the first, in parts of its {whole}: {_parts(best)}",
-        f"  {_settings(best)}",
     ]
-    for number, (settings, why) in enumerate(search_notes(found)[1:], 2):
+    for number, (settings, why) in enumerate(slower, 2):
         lines += [f"{number}. {why}", f"  {settings}"]
     if found.choices:
         lines += ["", "the best of each choice:", "", *table_of_choices(found.choices).text()]
@@ -125,11 +128,20 @@ def search_table(found: "Plans") -> Table:
     return Table(head, [_row(number, each) for number, each in enumerate(found.candidates, 1)])
 
 
-def search_notes(found: "Plans") -> list[tuple[str, str]]:
-    """Give each candidate's settings, and why it is slower than the first."""
+def fastest_words(best: "Candidate", settings: str) -> str:
+    """Describe the fastest candidate in a sentence."""
+    what = f"step takes {format_s(best.step_s)}, {best.samples_per_s:,.1f} samples a second"
+    if best.epoch_s:
+        what = f"epoch takes {format_s(best.epoch_s)}"
+    hides = "".join(f", with {word}" for word in best.choice if "=" not in word)
+    return f"The fastest {what}, in {format_bytes(best.memory_bytes)} a rank: {settings}{hides}."
+
+
+def search_notes(found: "Plans", config: "Config") -> list[tuple[str, str]]:
+    """Give each candidate's settings that the job lacks, and why it is slower than the first."""
     first, *slower = found.candidates
-    others = [(_settings(each), each.why_slower or "It is as fast.") for each in slower]
-    return [(_settings(first), ""), *others]
+    others = [(_settings(each, config), each.why_slower or "It is as fast.") for each in slower]
+    return [(_settings(first, config), ""), *others]
 
 
 def what_next(found: "Plans") -> str:
@@ -185,9 +197,17 @@ def _choice(each: "Candidate") -> str:
     return " ".join(each.choice) or "-"
 
 
-def _settings(each: "Candidate") -> str:
-    chosen = [word for word in each.choice if "=" in word]
-    return " ".join((*each.settings, *chosen))
+def _settings(each: "Candidate", config: "Config") -> str:
+    """Give what makes of a job this candidate, as `tonari train` takes it."""
+    mesh, chosen = config.mesh, [word for word in each.choice if "=" in word]
+    own = {f"data.batch_size={config.data.batch_size}"}
+    own |= {f"mesh.{name}={str(value).lower()}" for name, value in vars(mesh).items()}
+    if mesh.dp_replicate is None:  # the ranks that remain
+        own |= {word for word in each.settings if word.startswith("mesh.dp_replicate=")}
+    if mesh.microbatches is None and "mesh.pp=1" in each.settings:
+        own.add("mesh.microbatches=1")
+    lacked = [word for word in (*each.settings, *chosen) if word not in own]
+    return " ".join(lacked) or "as in the file"
 
 
 def table_of_choices(choices: Sequence["Candidate"], title: str = "") -> Table:

@@ -12,9 +12,11 @@ from tonari.names import EXAMPLES
 from tonari.outputs import check_output, check_report
 from tonari.plan.options import add_outputs, fraction, settings
 from tonari.plan.picture import search_bars
+from tonari.terminal import show, wrote
 
 if TYPE_CHECKING:
     from tonari.oracle.search.search import Plans
+    from tonari.trainer.config.config import Config
 
 
 def main(argv: list[str]) -> int:
@@ -34,8 +36,11 @@ def main(argv: list[str]) -> int:
     check_output("--picture", given.picture)
     check_report("--report", given.report)
     gc.disable()  # a tenth of the time or more, for 3 % of the memory: what is made stays
+    from tonari.trainer.config.config import load_config
+
+    config = load_config(given.config, given.overrides)
     try:
-        found = _search(given)
+        found = _search(given, config)
     finally:
         gc.enable()
     from tonari.plan.search import search_words
@@ -45,18 +50,21 @@ def main(argv: list[str]) -> int:
     if given.report:
         from tonari.plan.report import search_page
 
-        given.report.write_text(search_page(found, shlex.join(["tonari", "search", *argv])))
-    print(json.dumps(asdict(found), indent=1) if given.json else "\n".join(search_words(found)))
+        command = shlex.join(["tonari", "search", *argv])
+        given.report.write_text(search_page(found, config, command))
+    if given.json:
+        print(json.dumps(asdict(found), indent=1))
+    else:
+        show([*search_words(found, config), *wrote(given.picture, given.report)])
     return 0
 
 
-def _search(given: argparse.Namespace) -> "Plans":
+def _search(given: argparse.Namespace, config: "Config") -> "Plans":
     from tonari.oracle.cluster.cluster import load_cluster
     from tonari.oracle.search.search import search
     from tonari.plan.search import data_choices
-    from tonari.trainer.config.config import load_config
 
-    config, cluster = load_config(given.config, given.overrides), load_cluster(given.cluster)
+    cluster = load_cluster(given.cluster)
     words = given.data
     if given.probe is None and (given.tries or given.hidden):
         words = words or "files"

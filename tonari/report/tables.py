@@ -1,16 +1,20 @@
 """Tables, as lines of text for a terminal, as Markdown, and as CSV; pages have the same ones."""
 
 import csv
+import importlib.util
 import io
-import math
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tonari.terminal import room
+
 UNKNOWN = "-"
 """In place of a figure that is not known."""
+
+MOST_UNBROKEN = 24
+"""Characters of a column of words that fit a terminal unbroken, where there is room for few."""
 
 
 @dataclass(frozen=True)
@@ -38,29 +42,56 @@ class Table:
     def text(self) -> list[str]:
         """Lay it out in lines, indented below a title.
 
-        On a terminal that is too narrow, the columns follow in several parts, each with the first.
+        On a terminal that is too narrow, the columns follow in several parts, each with the first,
+        and rich, where it is installed, breaks long words of a cell into lines.
         """
         widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
+        breaks = sys.stdout.isatty() and importlib.util.find_spec("rich") is not None
         indent = "  " if self.title else ""
+        width = room() - len(indent)
+        least = [
+            min(of, MOST_UNBROKEN) if breaks and not is_figure else of
+            for of, is_figure in zip(widths, self.are_figures, strict=True)
+        ]
         lines = [self.title] if self.title else []
-        for number, part in enumerate(_parts(widths, room=_room() - len(indent))):
+        for number, part in enumerate(_parts(least, room=width)):
             lines += [""] * (number > 0)
-            for row in (self.columns, *self.rows):
-                cells = [
-                    row[n].rjust(widths[n]) if self.are_figures[n] else row[n].ljust(widths[n])
-                    for n in part
-                ]
-                lines.append((indent + "  ".join(cells)).rstrip())
+            laid = self._broken(part, widths, int(width)) if breaks else self._whole(part, widths)
+            lines += [(indent + line).rstrip() for line in laid]
         return lines
+
+    def _whole(self, part: Sequence[int], widths: Sequence[int]) -> list[str]:
+        return [
+            "  ".join(
+                row[n].rjust(widths[n]) if self.are_figures[n] else row[n].ljust(widths[n])
+                for n in part
+            )
+            for row in (self.columns, *self.rows)
+        ]
+
+    def _broken(self, part: Sequence[int], widths: Sequence[int], width: int) -> list[str]:
+        from rich.console import Console
+        from rich.table import Table as Laid
+        from rich.text import Text
+
+        laid = Laid(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        for n in part:
+            is_figure = self.are_figures[n]
+            laid.add_column(
+                Text(self.columns[n]), justify="right" if is_figure else "left", overflow="fold",
+                min_width=widths[n] if is_figure else None,
+            )  # fmt: skip
+        for row in self.rows:
+            laid.add_row(*(Text(row[n]) for n in part))
+        console = Console(width=width, color_system=None)
+        with console.capture() as captured:
+            console.print(laid)
+        return captured.get().splitlines()
 
     def markdown(self) -> list[str]:
         """Write it in lines of Markdown."""
         marks = ["---:" if is_figure else "---" for is_figure in self.are_figures]
         return [markdown_row(self.columns), markdown_row(marks), *map(markdown_row, self.rows)]
-
-
-def _room() -> float:
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
 
 
 def _parts(widths: Sequence[int], *, room: float) -> list[list[int]]:

@@ -1,6 +1,7 @@
 """`tonari rows`: which rows a run trained at some steps, and when a sample was trained."""
 
 import json as json_module
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from tonari.rows.settings import find_fields, open_run
 from tonari.rows.show import write_batch, write_page
 from tonari.rows.spike_words import plain_rows, spike_document, spike_words, suspect_words
 from tonari.rows.spikes import find_suspects, read_losses
+from tonari.terminal import room, show
 from tonari.trainer.config.saved import find_settings
 from tonari.trainer.watch.spikes import find_spikes
 
@@ -148,15 +150,12 @@ def main(argv: list[str]) -> int:
         document = _document(run, table) if spikes is None else spike_document(spikes, table)
         print(json_module.dumps(document))
         return 0
-    if spikes is not None:
-        print("\n".join(spike_words(spikes)))
-    print(_shown(table))
+    first = [_summary(run, table)] if spikes is None else spike_words(spikes)
     drawn = loss_words(table) if options.is_of_samples else []
-    summary = _summary(run, table) if spikes is None else suspect_words(spikes, table)
-    of_documents = document_words(documents, all=options.is_of_samples)
-    for line in (*of_documents, *drawn, summary, why, *_written(options, table)):
-        if line:
-            print(line)
+    last = [suspect_words(spikes, table)] if spikes is not None else []
+    last += [*document_words(documents, all=options.is_of_samples), *drawn]
+    files = _written(options, table)
+    show(line for line in (*first, *_shown(table), *last, why, *files) if line)
     return 0
 
 
@@ -215,14 +214,22 @@ def _document(run: RunRows, table: pa.Table) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _shown(table: pa.Table) -> str:
-    """Lay the first rows out in columns; those that hold nothing are left out."""
+def _shown(table: pa.Table) -> list[str]:
+    """Lay the first rows out in columns; those that hold nothing are left out.
+
+    On a terminal, what all rows have in common stands in a line below.
+    """
     names = [name for name in table.column_names if table.column(name).null_count < len(table)]
-    rows = table.slice(0, SHOWN).select(names).to_pylist()
-    text = Table(names, [[*map(_word, row.values())] for row in rows]).text()
+    alike = [name for name in names if len(pc.unique(table[name])) == 1]
+    if len(table) < 2 or room() == math.inf:
+        alike = []
+    rows = table.slice(0, SHOWN).to_pylist()
+    differ = [name for name in names if name not in alike]
+    text = Table(differ, [[_word(row[name]) for name in differ] for row in rows]).text()
     if len(table) > SHOWN:
         text.append(f"... {len(table) - SHOWN:,} more: --parquet FILE has all")
-    return "\n".join(text)
+    same = ", ".join(f"{name} {_word(rows[0][name])}" for name in alike)
+    return [*text, *([f"of all rows: {same}"] if same else [])]
 
 
 def _word(value: object) -> str:
@@ -249,7 +256,7 @@ def _summary(run: RunRows, table: pa.Table) -> str:
 
 def _written(options: RowsOptions, table: pa.Table) -> list[str]:
     files = ((options.parquet, f"{len(table):,} rows"), (options.show, "a page to look at"))
-    lines = [f"{path}: {words}" for path, words in files if path is not None]
+    lines = [f"wrote {path}: {words}" for path, words in files if path is not None]
     if options.replay is not None:
-        lines.append(f"{options.replay}: the batch of replica {options.replica}")
+        lines.append(f"wrote {options.replay}: the batch of replica {options.replica}")
     return lines

@@ -188,7 +188,7 @@ def test_a_quota_of_the_user_s_that_no_disk_has_room_for_does_not_fit(tmp_path):
     found = search(model, small, world_size=1, epochs=[roomy, full])
     assert [each.choice for each in found.choices] == [("roomy",)]
     assert found.unfit_choices == (("full",),)
-    assert "full: does not fit" in "\n".join(search_words(found))
+    assert "full: does not fit" in "\n".join(search_words(found, model))
 
 
 def test_hidden_rows_are_scored_anew_where_their_policy_does(tmp_path):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from tonari.oracle.search.search import Plans, _Fastest, _GroupSearch, _prepare,
 from tonari.oracle.search.words import why_slower
 from tonari.pack.documents import Documents
 from tonari.pack.text import pack_text
-from tonari.plan.search import search_words
+from tonari.plan.search import search_notes, search_words
 from tonari.trainer.config.config import Config
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.recompute import Checkpointing
@@ -193,7 +194,7 @@ def test_what_is_offloaded_needs_room_in_the_host_and_a_rate(tmp_path):
     roomy = msgspec.structs.replace(tight, host=described)
     found = search(config, roomy, world_size=1, global_batch_size=16)
     assert all("mesh.offload=true" in each.settings for each in found.candidates)
-    assert "offloads" in "\n".join(search_words(found))
+    assert "offloads" in "\n".join(search_words(found, config))
     small = msgspec.structs.replace(described, memory_gib=1e-6)
     for host in (Host(), small):
         full = msgspec.structs.replace(tight, host=host)
@@ -271,18 +272,29 @@ width = 32
 depth = 2
 heads = 4
 """
-    found = search(load(tmp_path, text=text), CLUSTER, world_size=2)
+    config = load(tmp_path, text=text)
+    found = search(config, CLUSTER, world_size=2)
     assert all("mesh.cp=1" in each.settings for each in found.candidates)
-    words = search_words(found)
-    assert f"{found.legal:,} configurations are legal" in words[0]
-    assert sum("mesh.pp=" in line for line in words) == len(found.candidates)
+    words = search_words(found, config)
+    assert words[0].startswith("The fastest step takes ")
+    assert f"{found.legal:,} configurations are legal" in words[1]
 
 
-def test_the_words_give_every_candidate_its_settings_and_reason(tmp_path):
-    found: Plans = search(load(tmp_path), CLUSTER, world_size=2)
-    text = "\n".join(search_words(replace(found, candidates=found.candidates[:2])))
-    assert "the first, in parts of its step: computation" in text
-    assert " ".join(found.candidates[1].settings) in text
+def test_the_words_give_every_candidate_what_the_job_lacks_of_its_settings(tmp_path):
+    config = load(tmp_path, "mesh.checkpointing=full")
+    found: Plans = search(config, CLUSTER, world_size=2)
+    assert "the first, in parts of its step: " in "\n".join(search_words(found, config))
+    for each, (shown, _) in zip(found.candidates, search_notes(found, config), strict=True):
+        assert "mesh.cp=1" not in shown
+        assert "mesh.checkpointing=full" not in shown
+        whole = load(tmp_path, "mesh.checkpointing=full", *each.settings)
+        given = [] if shown == "as in the file" else shown.split()
+        short = load(tmp_path, "mesh.checkpointing=full", *given)
+        derived: dict[str, Any] = {"dp_replicate": whole.mesh.dp_replicate}
+        if whole.mesh.pp == 1:
+            derived["microbatches"] = whole.mesh.microbatches
+        assert replace(short.mesh, **derived) == whole.mesh
+        assert short.data == whole.data
 
 
 def test_packed_text_is_searched_without_ranks_that_share_a_sequence(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def test_the_search_names_what_swaps_and_a_config_s_own_is_priced_alike(tmp_path
     found = search(config, machine, world_size=1, global_batch_size=16)
     swapping = [each for each in found.candidates if "mesh.swap_blocks=0" not in each.settings]
     assert swapping
-    assert " swaps " in "\n".join(search_words(found))
+    assert " swaps " in "\n".join(search_words(found, config))
     for each in swapping[:2]:
         same = estimate(
             load(tmp_path, *each.settings, "model.depth=6", "run.device=auto"),

@@ -169,6 +169,16 @@ def test_findings_follow_the_figures():
     assert "A control wins" in said(control)
 
 
+def test_arms_that_guess_are_told_to_have_learned_nothing():
+    arms = {name: (settings, seconds, 10) for name, (settings, seconds, _) in ARMS.items()}
+    lines = list(lines_of(arms).values())
+    (said,) = findings(lines, margin=0.5, num_cells=20, expected=20, chance=10.0)
+    assert said.startswith("Nothing was learned: no arm is above the 10 % of guessing")
+    for chance in (None, 5.0):
+        found = findings(lines, margin=0.5, num_cells=20, expected=20, chance=chance)
+        assert "learned" not in " ".join(found)
+
+
 def test_an_arm_without_a_control_is_no_policy_and_a_label_is_the_studys():
     found = cells_of(ARMS)
     lines = {line.arm: line for line in report_lines(study_of(ARMS), found)}

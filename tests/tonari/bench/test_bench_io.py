@@ -44,7 +44,7 @@ def test_one_process_prints_one_document(place, tmp_path, capsys):
     assert document["site"]["path"] == place[0]
     assert document["environment"]["launcher"] == "alone"
     assert len(document["phases"]) == 4
-    assert "random_record (shared), 1 x 2, cold: " in told.err
+    assert "1 of 4: random_record (shared), cold, ranks 1, threads 2\n" in told.err
     assert not left(place)
 
 

@@ -17,6 +17,7 @@ from tonari.demo.report import write_page
 from tonari.oracle.search.search import Candidate, Plans
 from tonari.plan.report import search_page
 from tonari.report.pictures import DARK, LIGHT
+from tonari.trainer.config.config import Config, DataConfig
 from tonari.trainer.watch.history import History
 from tonari.trainer.watch.page import page_of
 from tonari.trainer.watch.record import Record, Settings, Start
@@ -79,7 +80,9 @@ def write_search(path: Path) -> None:
     plans = Plans(
         candidates=candidates, global_batch_size=16, legal=10, unfit=0, pruned=0, priced=10
     )
-    path.write_text(search_page(plans, "tonari search c.toml"))
+    path.write_text(
+        search_page(plans, Config(data=DataConfig(train="a.tar")), "tonari search c.toml")
+    )
 
 
 def write_run(path: Path) -> None:

@@ -16,6 +16,7 @@ from dataio import Field
 from dataio.arguments import find_device
 from dataio.job.launch import LATER_S, Job, join
 from dataio.rows.samples import Batch
+from tonari.terminal import show
 from tonari.trainer.checkpoint.agree import together
 from tonari.trainer.checkpoint.checkpoint import Checkpoints
 from tonari.trainer.checkpoint.directory import Progress, read_progress, set_aside_later
@@ -59,6 +60,7 @@ from tonari.trainer.watch.plan import read_plan
 from tonari.trainer.watch.profile import StepTrace
 from tonari.trainer.watch.record import COMPLETE
 from tonari.trainer.watch.stop import AT_ONCE, StopRequest
+from tonari.trainer.watch.totals import Totals
 
 Listener = Callable[[Line], None]
 
@@ -79,6 +81,8 @@ class Summary:
         finished: False if a signal ended it early; the same command goes on.
         stopped_by: Which one; empty if none did.
         last: The line of the last epoch that this start ended; None if it ended none.
+        totals: What this start read and waited for on all ranks: see `Totals.sum_up`.
+        parts_s: Seconds of this rank by part of an epoch: see `EpochParts`.
     """
 
     progress: Progress
@@ -87,6 +91,8 @@ class Summary:
     finished: bool
     stopped_by: str
     last: Line | None
+    totals: Mapping[str, float]
+    parts_s: Mapping[str, float]
 
 
 def train(
@@ -147,7 +153,7 @@ def train(
 
     def listen(line: Line) -> None:
         if not quiet:
-            print(epoch_words(line, config.run.epochs), flush=True)
+            show(epoch_words(line, config.run.epochs).splitlines())
         if on_epoch is not None:
             on_epoch(line)
 
@@ -156,7 +162,7 @@ def train(
         on_epoch=listen, speaks=not quiet,
     )  # fmt: skip
     if summary.rank == 0 and not quiet:
-        print(summary_words(summary, config.run.directory), flush=True)
+        show(summary_words(summary, config.run.directory).splitlines())
     return summary
 
 
@@ -236,6 +242,7 @@ def train_observed(
         return Summary(
             progress=run.progress, num_replicas=place.num_replicas, rank=job.world.rank,
             finished=finished, stopped_by=run.stopped_by, last=run.last,
+            totals=run.sum_up(), parts_s=parts.run_s,
         )  # fmt: skip
 
 
@@ -292,7 +299,7 @@ class Run:
     ) -> None:
         self.progress = Progress()
         self.last: Line | None = None
-        self._logs, self._stop, self._parts = logs, stop, parts
+        self._logs, self._stop, self._parts, self._totals = logs, stop, parts, Totals()
         self._config = config
         self._job = job
         self._parallel = parallel
@@ -372,7 +379,10 @@ class Run:
                 # after SIGTERM, which SIGKILL may follow soon, or Ctrl-C.
                 asked = self._stop.agreed(self._job.world)
                 stops = asked and (self.progress.steps > began or self.stopped_by in AT_ONCE)
+                first = self._loader.step
                 whole = not stops and self._train_steps(epoch, meter)
+            done = (self._loader.step - first) / max(len(self._loader), 1)
+            self._totals.add(done, self._loader.stats())
             if not whole:
                 over = self._pace.is_over(self.progress.steps)
                 run = self._config.run
@@ -383,6 +393,13 @@ class Run:
                 return over
             self._end_epoch(epoch, meter)
             before = self._loader.stats()
+
+    def sum_up(self) -> dict[str, float]:
+        """Sum up what was read and waited for, over all ranks."""
+        world, place, loader = self._job.world, self._pipeline.place, self._loader
+        return self._totals.sum_up(
+            loader.stats(), num_samples=loader.num_samples, place=place, world=world
+        )
 
     def _train_steps(self, epoch: int, meter: Meter) -> bool:
         """Train the rest of an epoch; say whether neither a signal nor the run's length cut it."""
@@ -565,6 +582,7 @@ class Run:
             self._checkpoints.save(
                 self._pipeline.parts, self._optimizer, self._loader, progress, average=self._average
             )
+        self._totals.num_saved += 1
 
     @property
     def _average(self) -> Mapping[str, Tensor] | None:

@@ -7,6 +7,7 @@ from tonari.trainer.mesh.mesh import AXES
 from tonari.trainer.mesh.place import Place
 from tonari.trainer.watch.metrics import Line
 from tonari.trainer.watch.parts import off_words
+from tonari.trainer.watch.totals import source_words, time_words
 
 if TYPE_CHECKING:
     from tonari.trainer.run.loop import Summary
@@ -51,12 +52,16 @@ def epoch_words(line: Line, num_epochs: int) -> str:
 
 
 def summary_words(summary: "Summary", directory: str) -> str:
-    """Say what a run did, and where its results are."""
+    """Say what a run did, what it read and waited for, and where its results are."""
+    totals = summary.totals
+    hidden = f", {totals['hidden_fraction']:.0%} hidden" if totals["hidden_fraction"] else ""
     done = "trained" if summary.finished else f"stopped by {summary.stopped_by} after"
     return (
         f"{done} {summary.progress.epochs} epochs, {summary.progress.steps} steps on "
         f"{summary.num_replicas} replicas{_skipped_words(summary.progress.skipped)}"
-        f"{_result_words(summary.last)}; results in {directory}"
+        f"{_result_words(summary.last)}{hidden}\n"
+        f"{source_words(totals)}\n{time_words(totals, summary.parts_s)}\n"
+        f"results in {directory}"
         + ("" if summary.finished else "; the same command goes on from here")
     )
 

@@ -138,7 +138,7 @@ class ProgressLine:
             self._bar = columns.Progress(
                 columns.BarColumn(12), columns.MofNCompleteColumn(), columns.TimeRemainingColumn(),
                 columns.TextColumn("{task.description}"), transient=True,
-                console=rich.console.Console(stderr=True),
+                redirect_stdout=sys.stdout.isatty(), console=rich.console.Console(stderr=True),
             )  # fmt: skip
 
     def __enter__(self) -> Self:

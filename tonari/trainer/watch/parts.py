@@ -20,13 +20,16 @@ class EpochParts:
 
     Args:
         plan: To put beside what is measured; None: there is none.
+
+    Attributes:
+        run_s: Seconds of each part since it was made, over all epochs.
     """
 
     def __init__(self, plan: Plan | None) -> None:
         self._plan = plan
         self._at = time.perf_counter()
         self._running = OTHER
-        self._seconds = self._none()
+        self._seconds, self.run_s = self._none(), self._none()
 
     @contextlib.contextmanager
     def time(self, part: str) -> Iterator[None]:
@@ -72,6 +75,7 @@ class EpochParts:
     def _switch(self, part: str) -> None:
         now = time.perf_counter()
         self._seconds[self._running] += now - self._at
+        self.run_s[self._running] += now - self._at
         self._at, self._running = now, part
 
     @staticmethod

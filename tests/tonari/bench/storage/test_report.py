@@ -17,6 +17,7 @@ from tonari.bench.storage.report.report import (
     write_html,
     write_png,
 )
+from tonari.bench.storage.report.summary import summary
 from tonari.bench.storage.site.evidence import CacheVerdict
 from tonari.report.pictures import DARK, LIGHT
 from tonari.report.units import duration, rate
@@ -149,6 +150,29 @@ def test_a_phase_that_was_not_as_wanted_raises_the_alarm():
         changed = replace(results, phases=[phase, *results.phases[1:]])
         assert any("1 of 16 phases are not proved" in one for one in findings(changed))
         assert f"{state}: planted" in strip(phase, NODES).why
+
+
+def test_without_training_the_verdict_is_how_dir_stands_beside_the_node():
+    results = replace(make_results(noise=0, clients=(1, 4)), end_to_end=None)
+    assert findings(results)[0].startswith(
+        "Cold, in random order, the node's directory is 9.7 times as fast as DIR: 112 MB/s from DIR"
+    )
+    swapped = [
+        replace(phase, tier="local" if phase.tier == "shared" else "shared")
+        for phase in results.phases
+    ]
+    found = findings(replace(results, phases=swapped))
+    assert "DIR is 9.7 times as fast as the node's directory" in found[0]
+
+
+def test_a_terminal_has_a_line_for_each_number_of_readers(monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = summary(make_results(noise=0, clients=(1, 4)))
+    assert lines[0].startswith("Training takes")
+    found = {" ".join(line.split()) for line in lines}
+    assert "random record DIR 4 2 112 MB/s 1.23 GB/s 15 ms read" in found
+    assert sum(line.startswith("random record") for line in lines) == 3
 
 
 def test_amounts_have_three_digits_and_the_right_unit():

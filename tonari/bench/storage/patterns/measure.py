@@ -27,7 +27,7 @@ from tonari.bench.storage.patterns.target import OpenTarget, open_target
 from tonari.bench.storage.patterns.threads import Deadline
 from tonari.bench.storage.patterns.together import agree
 from tonari.bench.storage.results.results import MeasuredLink, Phase, Results, Scaling
-from tonari.bench.storage.results.scaling import bandwidth, scale
+from tonari.bench.storage.results.scaling import scale
 from tonari.report.machine import describe_machine
 
 ON_LOCAL = ("file_per_sample", "sequential_shard", "random_record")
@@ -205,28 +205,20 @@ def _measured(
     job: PhaseJob, shared: OpenTarget, local: OpenTarget, patterns: Sequence[Pattern],
     counts: Sequence[int], options: StorageOptions, notify: Notify,
 ) -> list[Phase | None]:  # fmt: skip
-    measured = []
-    for target in (shared, local):
-        for pattern, point in _points(target, patterns, counts, options):
-            phase = measure_phase(job, target, pattern, point)
-            measured.append(phase)
-            if phase is not None and phase.repeats:
-                notify(words_of(phase))
-    return measured
-
-
-def words_of(phase: Phase) -> str:
-    """Describe in a line what a phase found."""
-    where = f"{phase.pattern} ({phase.tier}), {phase.clients} x {phase.threads}, {phase.wanted}"
-    rate = bandwidth(phase)
-    found = [f"{rate / 1e6:,.1f} MB/s"] if rate else []
-    found += [
-        f"p99 of {operation.name} {operation.p99_s * 1e3:.3g} ms"
-        for operation in phase.operations
-        if operation.name in ("read", "stat", "create", "checkpoint")
+    points = [
+        (target, *point)
+        for target in (shared, local)
+        for point in _points(target, patterns, counts, options)
     ]
-    verdicts = sorted({repeat.verdict.state for repeat in phase.repeats})
-    return f"{where}: {', '.join(found)}; seen: {', '.join(verdicts)}"
+    measured = []
+    for number, (target, pattern, point) in enumerate(points, 1):
+        if not job.until.passed:
+            notify(
+                f"{number} of {len(points)}: {pattern.name} ({target.tier}), {point.wanted}, "
+                f"ranks {point.clients}, threads {point.threads}"
+            )
+        measured.append(measure_phase(job, target, pattern, point))
+    return measured
 
 
 def _report_links(links: Sequence[MeasuredLink], notify: Notify) -> None:

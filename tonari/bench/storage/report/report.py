@@ -18,6 +18,7 @@ from tonari.bench.storage.report.epoch_plots import (
     predictions,
 )  # fmt: skip
 from tonari.bench.storage.report.plots import (
+    best_phases,
     draw_fairness,
     draw_latencies,
     draw_links,
@@ -50,8 +51,8 @@ LATENCIES = (
     READERS, "wanted", "operation", "count", "mean", "p50", "p90", "p99", "p99.9", "max"
 )  # fmt: skip
 WAYS = (
-    "way", "staging", "first epoch", "later epochs", "utilisation", "from DIR", "network",
-    "node's disk", "staged from DIR", "paid after", "predicted",
+    "way", "staging", "first epoch", "later epochs", "predicted", "utilisation", "from DIR",
+    "network", "node's disk", "staged from DIR", "paid after", "paid, predicted",
 )  # fmt: skip
 
 UNFOLDED = 14
@@ -133,7 +134,7 @@ def page(results: Results) -> str:
         strips=strips,
         folded=len(strips) > UNFOLDED,
         sites=[("DIR", _site(results.site)), ("the node's directory", _site(results.local))],
-        ways=_ways(results.end_to_end) if results.end_to_end else None,
+        ways=ways_table(results.end_to_end) if results.end_to_end else None,
         phases=Table(PHASES, [_phase_line(phase) for phase in results.phases if phase.repeats]),
         latencies=Table(
             LATENCIES, [_latency_line(p, one) for p in results.phases for one in p.operations]
@@ -210,7 +211,7 @@ def _epoch_plots(run: EndToEnd) -> list[Plot]:
 
 def findings(results: Results) -> list[str]:
     """Describe the most important results in a few sentences: what DIR costs training first."""
-    found = _cost(results.end_to_end) if results.end_to_end else []
+    found = _cost(results.end_to_end) if results.end_to_end else _beside_node(results)
     found += [_growth(scaling) for scaling in results.scalings if scaling.wanted == "cold"]
     unproved = [
         phase for phase in results.phases if phase.repeats and not strip(phase, []).is_as_wanted
@@ -221,6 +222,26 @@ def findings(results: Results) -> list[str]:
             "as wanted: see the verdicts before using their figures."
         )
     return found
+
+
+def _beside_node(results: Results) -> list[str]:
+    """Compare DIR with the node's directory in reading samples in random order, cold."""
+    best = {phase.tier: rates(phase) for phase in best_phases(results).get("random_record", ())
+            if phase.wanted == "cold"}  # fmt: skip
+    if len(best) < 2:
+        return []
+    shared, local = median(best["shared"]), median(best["local"])
+    ways = ("DIR", "the node's directory") if shared >= local else ("the node's directory", "DIR")
+    times = max(shared, local) / min(shared, local)
+    faster = (
+        f"{ways[0]} is {times:.1f} times as fast as {ways[1]}"
+        if times >= 1.05
+        else "DIR is as fast as the node's directory"
+    )
+    return [
+        f"Cold, in random order, {faster}: {rate(shared)} from DIR, {rate(local)} from the node. "
+        "--step-ms MS says what that costs training."
+    ]
 
 
 def _growth(scaling: Scaling) -> str:
@@ -325,13 +346,15 @@ def _layout(layout: StripeLayout | None) -> str:
     return f"{'; '.join(parts) or 'as by default'} (said by {layout.said_by})"
 
 
-def _ways(run: EndToEnd) -> Table:
+def ways_table(run: EndToEnd) -> Table:
+    """Lay out what each way to feed training cost."""
     rows = [
         [
             WAY_WORDS[way.name].replace("\n", " "),
             duration(way.staging_s) if way.staging_s else UNKNOWN,
             duration(way.epoch_s[0]) if way.epoch_s else UNKNOWN,
             duration(median(way.epoch_s[1:])) if len(way.epoch_s) > 1 else UNKNOWN,
+            duration(way.predicted_epoch_s) if way.predicted_epoch_s is not None else UNKNOWN,
             figure(way.utilisation_fraction, ".0%"),
             *(_bytes(way.moved_bytes.get(tier)) for tier in ("shared", "network", "local")),
             _bytes(way.staging_bytes),
