@@ -263,7 +263,8 @@ class Loader:
             raise TypeError(
                 "Loader: this loop takes each batch apart, but a batch is a dict; write `for batch "
                 f"in loader` and batch[{names[0]!r}], or `for {', '.join(names)} in "
-                f"dataio.Tuples(loader, {str(names)[1:-1]})`"
+                f"dataio.Tuples(loader, {str(names)[1:-1]})`, where drop_last=True leaves no "
+                "padding"
             )
 
     @checked_call

@@ -30,7 +30,8 @@ CURES = {
     "source": "give shards by their names, a dataset that has __len__ and __getitem__, or a dict "
     "of arrays",
     "fields": 'give for example {"image": dataio.Image("jpg"), "label": dataio.Int("cls")}',
-    "shuffle": "give for example shuffle.Partial(0.1)",
+    "shuffle": "leave it out, as each epoch is shuffled anyway; or give for example "
+    "shuffle.Partial(0.1)",
     "importance": "give for example importance.Kakurenbo(0.3)",
     "exclude": "give sample ids, keys, or the path of a list of them",
     "world": "give what dataio.discover_world() returns",

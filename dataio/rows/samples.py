@@ -1,5 +1,6 @@
 """What samples and batches are, and the functions of users that change them."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -9,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from dataio.base.errors import FieldError
+
+log = logging.getLogger(__name__)
 
 Array = NDArray[np.generic]
 Sample = dict[str, Array | bytes | str]
@@ -68,6 +71,7 @@ class Tuples:
 
     def __init__(self, batches: Batches, *names: str) -> None:
         self.batches, self.names = batches, names
+        self._has_warned = False
 
     def __len__(self) -> int:
         """Count the batches."""
@@ -75,10 +79,24 @@ class Tuples:
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield each batch's tensors, in the order of the names."""
-        for batch in self.batches:
+        last = len(self.batches)
+        for number, batch in enumerate(self.batches, 1):
+            if number == last and not {"weight", "valid"} & {*self.names}:
+                self._warn_of_padding(batch)
             try:
                 yield tuple(batch[name] for name in self.names)
             except KeyError as error:
                 raise FieldError(
                     f"Tuples: a batch has no {error}, expected one of {', '.join(batch)}; give it"
                 ) from None
+
+    def _warn_of_padding(self, batch: Batch) -> None:
+        padding = int((batch["sample_id"] < 0).sum()) if "sample_id" in batch else 0
+        if padding and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "Tuples: %d of the last batch's %d rows are padding, which a tuple does not say: "
+                "they are trained as samples are; give the loader drop_last=True, or take "
+                '"weight" too (of an evaluation "valid")',
+                padding, len(batch["sample_id"]),
+            )  # fmt: skip

@@ -220,7 +220,9 @@ def _shown(table: pa.Table) -> list[str]:
     On a terminal, what all rows have in common stands in a line below.
     """
     names = [name for name in table.column_names if table.column(name).null_count < len(table)]
-    alike = [name for name in names if len(pc.unique(table[name])) == 1]
+    # Arrow compares no lists.
+    plain = [name for name in names if not pa.types.is_nested(table[name].type)]
+    alike = [name for name in plain if len(pc.unique(table[name])) == 1]
     if len(table) < 2 or room() == math.inf:
         alike = []
     rows = table.slice(0, SHOWN).to_pylist()

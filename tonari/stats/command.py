@@ -45,8 +45,8 @@ class Stats:
     """Some of the samples' fields, as in `tonari cache stage`: image=image:jpg, or
     x=array:float32:64x64:t2m. Defaults to the pictures, and to all numbers of array files."""
     axis: str | None = None
-    """Of array files: the axis whose places are the samples, such as time. Defaults to the first of
-    all arrays, if it is the same."""
+    """Of array files: the axis whose places are the samples, such as time, or 0. Defaults to the
+    first of all arrays, if it is the same."""
     per: str = ""
     """Of arrays: the axis of a sample along which each place has figures of its own, such as
     channel, or 0; -1 is the last."""
@@ -71,8 +71,9 @@ def main(argv: list[str]) -> int:
     except ValueError as error:
         raise CommandError(str(error)) from error
     with join() as world:
-        axis = options.axis
-        data = ArrayFiles(options.dataset, axis=axis).open(world) if axis else None
+        name = options.axis
+        axis = int(name) if name and name.isdecimal() else name
+        data = ArrayFiles(options.dataset, axis=axis).open(world) if name else None
         source = data or open_source(options.dataset, world=world)
         fields = fields or together(world, lambda: _usual(source), doing="look for fields")
         found, num_rows = measure_source(source, fields, world, per=options.per, rows=options.rows)

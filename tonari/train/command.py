@@ -1,6 +1,7 @@
 """`tonari train`: train by a TOML file, in one process or in each of a job's."""
 
 import argparse
+import os
 from pathlib import Path
 
 from tonari.names import EXAMPLES
@@ -15,7 +16,7 @@ def main(argv: list[str]) -> int:
         argv: Its arguments, without the command's name.
 
     Returns:
-        The exit status: 130 where Ctrl-C ended it.
+        The exit status: 130 where Ctrl-C ended a run of one process.
 
     Raises:
         ConfigError: If the settings are wrong.
@@ -35,11 +36,17 @@ def main(argv: list[str]) -> int:
 
     config = load_config(given.config, given.overrides)
     if given.dry_run:
+        from dataio.world.launchers import mpi_claim, torchrun_claim
         from tonari.train.dry_run import show_dry_run
 
+        # Under a launcher of all ranks the first one looks, for as many as there are.
+        started = mpi_claim(os.environ) or torchrun_claim(os.environ)
+        if started is not None and started.rank:
+            return 0
+        num_started = (started.world_size if started is not None else None) or 1
         show_dry_run(
-            config, world_size=given.world, num_nodes=given.nodes, traced=given.trace,
-            as_json=given.json,
+            config, world_size=given.world if given.world > 1 else num_started,
+            num_nodes=given.nodes, traced=given.trace, as_json=given.json,
         )  # fmt: skip
         return 0
     from tonari.trainer.run.loop import train
@@ -48,8 +55,9 @@ def main(argv: list[str]) -> int:
         config, resume=given.resume, metrics_path=given.metrics, plan=given.plan,
         skip_steps=parse_skips(given.skip_steps),
     )  # fmt: skip
-    # What a shell goes by, as after any Ctrl-C: the next command of a script is not run.
-    return INTERRUPTED if summary.stopped_by == "SIGINT" else 0
+    # What a shell goes by, as after any Ctrl-C: the next command of a script is not run. Of several
+    # ranks launchers would report it as a failure.
+    return INTERRUPTED if summary.stopped_by == "SIGINT" and summary.world_size == 1 else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,7 +99,11 @@ def _parser() -> argparse.ArgumentParser:
         help="print the mesh, who holds what, memory and delivery, in one process; start nothing",
     )  # fmt: skip
     parser.add_argument(
-        "--world", type=int, default=1, metavar="N", help="with --dry-run: ranks (default: 1)"
+        "--world",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --dry-run: ranks (default: those that a launcher started, or 1)",
     )
     parser.add_argument(
         "--nodes", type=int, default=1, metavar="M", help="with --dry-run: nodes (default: 1)"

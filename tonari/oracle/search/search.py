@@ -19,6 +19,7 @@ from tonari.oracle.search.price import Pricing
 from tonari.oracle.search.words import why_slower
 from tonari.trainer.config.config import Config
 from tonari.trainer.mesh.place import LOOPED
+from tonari.trainer.models import Adapted
 from tonari.trainer.run.build import lay_out, make_without_data
 from tonari.trainer.run.own import Own, own_of
 
@@ -273,6 +274,12 @@ def _prepare(
     config: Config, cluster: Cluster, device: Device, own: Own | None, world_size: int, rows: int
 ) -> tuple[Pricing, Choices, MemoryOf]:
     model = make_without_data(config, WHOLE, own_of(config, own))
+    if isinstance(model, Adapted):
+        raise OracleError(
+            f"model.kind is {config.model.kind}, a model of your own, whose layers the search cannot "
+            "price one by one; expected one of Tonari's kinds, such as gpt or llama: time the meshes "
+            "in question with `tonari probe` and `tonari plan`"
+        )
     choices = Choices(config, model, world_size=world_size, global_batch_size=rows)
     parts = Parts.of(
         config, model, tp=_fewest(choices.tps), cp=_fewest(choices.cps),

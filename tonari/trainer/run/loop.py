@@ -78,6 +78,7 @@ class Summary:
         progress: Epochs and steps that are done, all starts of the run together.
         num_replicas: Replicas that trained.
         rank: Of this process.
+        world_size: Ranks of the job.
         finished: False if a signal ended it early; the same command goes on.
         stopped_by: Which one; empty if none did.
         last: The line of the last epoch that this start ended; None if it ended none.
@@ -88,6 +89,7 @@ class Summary:
     progress: Progress
     num_replicas: int
     rank: int
+    world_size: int
     finished: bool
     stopped_by: str
     last: Line | None
@@ -241,6 +243,7 @@ def train_observed(
             noted.end(COMPLETE if finished else f"stopped by {run.stopped_by}", run.progress.steps)
         return Summary(
             progress=run.progress, num_replicas=place.num_replicas, rank=job.world.rank,
+            world_size=job.world.world_size,
             finished=finished, stopped_by=run.stopped_by, last=run.last,
             totals=run.sum_up(), parts_s=parts.run_s,
         )  # fmt: skip
