@@ -1,0 +1,89 @@
+"""Rehearse many schedules, each in a process of its own, and shorten those that fail.
+
+    python -m tests.rehearsal --seeds 0:1000 [--twice]
+"""
+
+import argparse
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.faults.kill.harness import quick_directory
+from tests.rehearsal.rehearsal import Audited, Schedule, draw_schedule, rehearse, shorter
+from tests.rehearsal.settings import small_and_quick
+
+
+def in_process(function: Callable[[], str]) -> str:
+    """Call a function in a forked process: killed ranks leave threads behind that never end."""
+    reader, writer = os.pipe()
+    process = os.fork()
+    if process == 0:
+        with contextlib.suppress(BaseException):
+            os.write(writer, function().encode()[: 1 << 16])
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        said = file.read().decode()
+    os.waitpid(process, 0)
+    return said
+
+
+def attempt(schedule: Schedule) -> str:
+    """Rehearse in a process of its own: the digest, or what went wrong after a "!"."""
+
+    def run() -> str:
+        root = Path(tempfile.mkdtemp(dir=quick_directory(), prefix="rehearsal-"))
+        try:
+            with small_and_quick():
+                found: Audited = rehearse(schedule, root)
+            return f"{found.digest} {found.num_points} points, {'; '.join(found.ended)}"
+        except BaseException:
+            return "!" + traceback.format_exc()[-3000:]
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+
+    return in_process(run) or "!the process ended without a word"
+
+
+def shortest(schedule: Schedule) -> Schedule:
+    """Leave out of a schedule that fails what it fails without."""
+    for fewer in shorter(schedule):
+        if attempt(fewer).startswith("!"):
+            return shortest(fewer)
+    return schedule
+
+
+def main() -> int:
+    """Print what fails; the status says whether anything did."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", default="0:100", help="first:end")
+    parser.add_argument("--twice", action="store_true", help="compare two runs of each seed")
+    parser.add_argument("--verbose", action="store_true", help="a line a seed")
+    args = parser.parse_args()
+    first, end = map(int, args.seeds.split(":"))
+    started, num_wrong = time.monotonic(), 0
+    for seed in range(first, end):
+        schedule = draw_schedule(seed)
+        found = attempt(schedule)
+        if args.twice and not found.startswith("!") and attempt(schedule) != found:
+            found = "!the second run was another one"
+        if args.verbose:
+            print(f"{schedule}\n    {found[:200]}", flush=True)
+        if found.startswith("!"):
+            num_wrong += 1
+            print(f"{schedule}\n{found[1:]}\nshortest: {shortest(schedule)}", flush=True)
+    took_s = time.monotonic() - started
+    print(f"{end - first} schedules in {took_s:.0f} s, {num_wrong} of them wrong")
+    return num_wrong > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
