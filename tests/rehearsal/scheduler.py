@@ -318,6 +318,7 @@ def rehearsed(scheduler: Scheduler) -> Iterator[None]:
         (time, "process_time", clock),
         (time, "time", lambda: 1.8e9 + scheduler.now),
         (threading, "_time", clock),
+        (queue, "time", clock),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     for owner, name, value in places:
