@@ -23,7 +23,7 @@ from tests.faults.recording import KINDS
 from tests.faults.samples import WIDE, Job, Trained, check_each_once, check_files
 from tests.rehearsal.disks import Disks
 from tests.rehearsal.network import Network
-from tests.rehearsal.scheduler import Scheduler, Task, rehearsed
+from tests.rehearsal.scheduler import TEMPORARY, Scheduler, Task, rehearsed
 
 TIMEOUT_S = 2.0
 LONGEST_S = 60.0
@@ -178,9 +178,9 @@ class Start:
         if end.how == "error":
             if " cache/" not in what and " saves/" not in what:
                 return
-            self._end, self.ended = None, what
+            self._end, self.ended = None, TEMPORARY.sub("", what)
             raise OSError(5, f"a broken disk, as rehearsed: {what}")
-        self._end, self.ended = None, what
+        self._end, self.ended = None, TEMPORARY.sub("", what)
         for rank in list(self._living) if end.how == "all" else [task.rank]:
             self._scheduler.freeze(rank)
             self._living.discard(rank)
