@@ -1,6 +1,6 @@
 """Rehearse many schedules, each in a process of its own, and shorten those that fail.
 
-    python -m tests.rehearsal --seeds 0:1000 [--twice]
+python -m tests.rehearsal --seeds 0:1000 [--twice]
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The files of a rehearsal: each operation on them is a point, and a crash undoes what was not flushed."""
+"""The files of a rehearsal: operations are points, and a crash undoes what was not flushed."""
 
 import contextlib
 import os
@@ -73,7 +73,9 @@ class Disks(Recorder):
         for source, target in [each for each in self._renamed if each[1].parent == directory]:
             self._renamed.remove((source, target))
             before, after = (str(path.relative_to(self.root)) for path in (source, target))
-            for name in [n for n in self._durable_names if n == before or n.startswith(f"{before}/")]:
+            for name in [
+                n for n in self._durable_names if n == before or n.startswith(f"{before}/")
+            ]:
                 self._durable_names[after + name[len(before) :]] = self._durable_names.pop(name)
         super()._keep_names(directory)
 

@@ -86,7 +86,9 @@ class Network:
 
 
 class _Sent:
-    def __init__(self, network: Network, message: _Message, route: Route, *, is_copied: bool) -> None:
+    def __init__(
+        self, network: Network, message: _Message, route: Route, *, is_copied: bool
+    ) -> None:
         self._network, self._message, self._route = network, message, route
         self._is_copied = is_copied
         self._done = False

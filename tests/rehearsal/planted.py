@@ -1,5 +1,6 @@
 """Bugs to plant in the shipped code: each breaks a promise that a rehearsal is to find broken."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,3 +45,18 @@ PLANTED: dict[str, tuple[tuple[Any, str, Callable[..., Any]], ...]] = {
     "a step is left out after a restore": ((Loader, "restore", _restore_and_skip),),
     "a wait has no limit": ((Collectives, "wait", _wait_for_ever),),
 }
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Plant a bug, within."""
+    before = [
+        (owner, attribute, getattr(owner, attribute)) for owner, attribute, _ in PLANTED[name]
+    ]
+    for owner, attribute, value in PLANTED[name]:
+        setattr(owner, attribute, value)
+    try:
+        yield
+    finally:
+        for owner, attribute, value in before:
+            setattr(owner, attribute, value)

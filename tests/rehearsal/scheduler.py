@@ -14,7 +14,7 @@ import concurrent.futures.thread
 import contextlib
 import itertools
 import queue
-import random
+import random  # noqa: TID251 - of no sample: of the order of threads
 import re
 import threading
 import time
@@ -30,8 +30,7 @@ TICK_S = 1e-6
 SHORTEST_SLEEP_S = 20e-6
 TEMPORARY = re.compile(r"-\w{8}(?=\.npy)")
 """What Python draws of a file's name: another one in each course of the same events."""
-LATEST_S = 1e7
-"""Virtual time at which a rehearsal must have ended."""
+
 
 class DeadlockError(AssertionError):
     """No thread can go on, and none waits for a time."""
@@ -133,13 +132,13 @@ class Scheduler:
         _thread.start_new_thread(body, ())
         return task
 
-    def run(self, *, until: Callable[[], bool]) -> None:
+    def run(self, *, until: Callable[[], bool], latest_s: float) -> None:
         """Run the threads that were begun until a condition holds; called by no task.
 
         Raises:
-            DeadlockError: If nobody can go on before.
+            DeadlockError: If nobody can go on before, or it does not hold at this time.
         """
-        self._until = until
+        self._until, self._latest_s = until, latest_s
         self._main.acquire()
         self._hand_over(None)
         self._main.acquire()
@@ -158,7 +157,7 @@ class Scheduler:
             self._hand_over(task)
 
     def wait(self, until: Callable[[], bool], what: str, *, timeout_s: float | None = None) -> bool:
-        """Let others go on until a condition holds, or virtual time is over; say whether it does."""
+        """Let others go on until a condition holds or the time is over; say whether it does."""
         task = self.task()
         assert task is not None, f"{what}: a thread of before the rehearsal would wait for ever"
         self._pass(task, what)
@@ -214,9 +213,12 @@ class Scheduler:
             if ready:
                 return ready[self.random.randrange(len(ready))] if len(ready) > 1 else ready[0]
             wake_s = min((task.wake_s for task in self.tasks), default=float("inf"))
-            if wake_s > LATEST_S:
+            if wake_s > self._latest_s:
                 doing = "; ".join(f"{task.name} {task.doing}" for task in self.tasks)
-                raise DeadlockError(f"nobody can go on at {self.now:.6f} s: {doing or 'no thread'}")
+                raise DeadlockError(
+                    f"nobody has come to an end at {self.now:.6f} s, of {self._latest_s:.6f}: "
+                    f"{doing or 'no thread'}"
+                )
             self.now = max(self.now, wake_s)
 
     def _can_go_on(self, task: Task) -> bool:
@@ -298,6 +300,7 @@ class _Thread(threading.Thread):
 @contextlib.contextmanager
 def rehearsed(scheduler: Scheduler) -> Iterator[None]:
     """Put the scheduler in place of threads, locks, clocks and sleeps."""
+
     def lock() -> _Lock:
         return _Lock(scheduler)
 
@@ -311,7 +314,7 @@ def rehearsed(scheduler: Scheduler) -> Iterator[None]:
         (threading, "_CRLock", None),
         (threading, "Thread", scheduler.thread_type),
         (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
-        # It guards the end of the interpreter; who is killed while holding it would hold it for all.
+        # Of the end of the interpreter; who is killed while holding it would hold it for all.
         (concurrent.futures.thread, "_global_shutdown_lock", contextlib.nullcontext()),
         (time, "sleep", scheduler.sleep),
         *((time, name, clock) for name in ("monotonic", "perf_counter", "thread_time")),
