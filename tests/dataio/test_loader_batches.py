@@ -197,7 +197,9 @@ def test_a_loader_in_words_says_how_far_it_is_and_what_was_read(tmp_path):
 def test_a_loop_that_takes_batches_apart_is_told_that_they_are_dicts_before_it_begins(tmp_path):
     with make(single_world(), tmp_path, source=ImageSource(20), fields=IMAGES) as loader:
         words = r"`for batch in loader` and batch\['image'\], or `for image, label in dataio\.T"
-        with pytest.raises(TypeError, match=words + r"uples\(loader, 'image', 'label'\)`$"):
+        with pytest.raises(
+            TypeError, match=words + r"uples\(loader, 'image', 'label'\)`, where drop_l"
+        ):
             for _image, _label in loader:
                 pass
         assert (loader.epoch, loader.step) == (0, 0)
@@ -209,6 +211,19 @@ def test_a_loop_that_takes_batches_apart_is_told_that_they_are_dicts_before_it_b
     ) as loader:  # fmt: skip
         for images, labels in loader:
             assert len(images) == len(labels) == loader.batch_size
+
+
+def test_tuples_say_once_that_padding_is_trained(tmp_path, caplog):
+    with make(single_world(), tmp_path, source=ImageSource(18), fields=IMAGES) as loader:
+        padded = -len(loader) * -loader.batch_size - 18
+        assert padded > 0
+        pairs = Tuples(loader, "image", "label")
+        for _ in loader.epochs(2):
+            assert len(list(pairs)) == len(loader)
+        loader.set_epoch(2)
+        assert len(list(Tuples(loader, "image", "weight"))) == len(loader)
+    (said,) = [each.message for each in caplog.records if "Tuples" in each.message]
+    assert f"Tuples: {padded} of the last batch's {loader.batch_size} rows are padding" in said
 
 
 def test_tuples_have_the_fields_in_the_order_that_was_asked_for(tmp_path):

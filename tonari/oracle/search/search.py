@@ -276,9 +276,9 @@ def _prepare(
     model = make_without_data(config, WHOLE, own_of(config, own))
     if isinstance(model, Adapted):
         raise OracleError(
-            f"model.kind is {config.model.kind}, a model of your own, whose layers the search cannot "
-            "price one by one; expected one of Tonari's kinds, such as gpt or llama: time the meshes "
-            "in question with `tonari probe` and `tonari plan`"
+            f"model.kind is {config.model.kind}, a model of your own, whose layers the search "
+            "cannot price one by one; expected one of Tonari's kinds, such as gpt or llama: time "
+            "the meshes in question with `tonari probe` and `tonari plan`"
         )
     choices = Choices(config, model, world_size=world_size, global_batch_size=rows)
     parts = Parts.of(
