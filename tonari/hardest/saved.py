@@ -42,7 +42,8 @@ def choose_measure(scores: Scores, given: Measure | None, saved: Path) -> Measur
     raise CommandError(
         f"{saved}: saved with {'the scores ' + ', '.join(kept) if kept else 'no scores'}, expected "
         f"{expected}; train with "
-        f'importance.Full(columns=("{expected}",)), which leaves no row out and remembers this of '
-        "each, and call loader.report with every batch"
+        f'columns = ["{expected}"] under [importance] in the TOML file of a run, or in a loop of '
+        f'your own with importance.Full(columns=("{expected}",)), which leaves no row out and '
+        "remembers this of each, and call loader.report there with every batch"
         + (f"; or give --by {kept[0]}" if kept else "")
     )
