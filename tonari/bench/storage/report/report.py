@@ -211,7 +211,7 @@ def _epoch_plots(run: EndToEnd) -> list[Plot]:
 
 def findings(results: Results) -> list[str]:
     """Describe the most important results in a few sentences: what DIR costs training first."""
-    found = _cost(results.end_to_end) if results.end_to_end else _beside_node(results)
+    found = _cost(results.end_to_end, results) if results.end_to_end else _beside_node(results)
     found += [_growth(scaling) for scaling in results.scalings if scaling.wanted == "cold"]
     unproved = [
         phase for phase in results.phases if phase.repeats and not strip(phase, []).is_as_wanted
@@ -224,13 +224,19 @@ def findings(results: Results) -> list[str]:
     return found
 
 
-def _beside_node(results: Results) -> list[str]:
-    """Compare DIR with the node's directory in reading samples in random order, cold."""
+def _cold_rates(results: Results) -> tuple[float, float] | None:
+    """Find bytes per second of samples in random order, cold: from DIR, and from the node."""
     best = {phase.tier: rates(phase) for phase in best_phases(results).get("random_record", ())
             if phase.wanted == "cold"}  # fmt: skip
-    if len(best) < 2:
+    return (median(best["shared"]), median(best["local"])) if len(best) == 2 else None
+
+
+def _beside_node(results: Results) -> list[str]:
+    """Compare DIR with the node's directory in reading samples in random order, cold."""
+    found = _cold_rates(results)
+    if found is None:
         return []
-    shared, local = median(best["shared"]), median(best["local"])
+    shared, local = found
     ways = ("DIR", "the node's directory") if shared >= local else ("the node's directory", "DIR")
     times = max(shared, local) / min(shared, local)
     faster = (
@@ -251,24 +257,37 @@ def _growth(scaling: Scaling) -> str:
     return f"{name}, cold: {rate(most)} at most, 90 % of it from {knee}."
 
 
-def _cost(run: EndToEnd) -> list[str]:
+ALIKE = 1.3
+"""Rates of two disks that differ by less explain no epoch that takes longer than that."""
+
+
+def _cost(run: EndToEnd, results: Results) -> list[str]:
     later = {way.name: median(way.epoch_s[1:]) for way in run.ways if len(way.epoch_s) > 1}
     staged = next((way for way in run.ways if way.name == "staged"), None)
     if staged is None or not later.keys() >= {"dataloader", "staged"}:
         return []
     times = later["dataloader"] / later["staged"]
     answer = (
-        f"Training takes {times:.1f} times as long from DIR as from the node's disk"
+        f"Training takes {times:.1f} times as long with a DataLoader from DIR as with Tonari from "
+        "the node's disk"
         if times >= 1.05
-        else "Training from DIR takes no longer than from the node's disk"
+        else "Training with a DataLoader from DIR takes no longer than with Tonari from the node's "
+        "disk"
     )
+    cold = _cold_rates(results)
+    alike = cold is not None and max(cold) < ALIKE * min(cold) and times >= ALIKE
     epochs = f"{staged.paid_after} epoch{'s' if staged.paid_after != 1 else ''}"
     paid = f"has paid after {epochs}" if staged.paid_after else "has not paid within those measured"
-    return [
+    found = [
         f"{answer}: an epoch {duration(later['dataloader'])} with the DataLoader, "
-        f"{duration(later['staged'])} staged.",
-        f"Staging takes {duration(staged.staging_s)} and {paid}.",
+        f"{duration(later['staged'])} staged."
     ]
+    if alike:
+        found.append(
+            "Cold, in random order, DIR and the node's disk are equally fast: what takes longer is "
+            "the DataLoader's own work for a sample, such as decoding, not DIR."
+        )
+    return [*found, f"Staging takes {duration(staged.staging_s)} and {paid}."]
 
 
 def strip(phase: Phase, nodes: Sequence[str]) -> Strip:
