@@ -195,7 +195,6 @@ def train_observed(
         join(device=config.run.device, timeout_s=config.run.timeout_s) as job,
         contextlib.ExitStack() as opened,
     ):
-        config = with_keys(config, own, job.world)
         # Before anything is staged: what does not fit should be said at once.
         parts = EpochParts(read_plan(plan, config, job.world) if plan else None)
         parallel = build_parallel(config, job, own)
@@ -210,6 +209,7 @@ def train_observed(
         made = make_optimizer(config.optimizer, parallel.pipeline.parameters(), own.optimizer)
         if job.world.rank == 0:
             check_outputs(config)
+        config = with_keys(config, own, job.world)
         loader, test = build_loader(
             config, job, place=place, task=parallel.task, own=own, logs_rows=True
         )
