@@ -51,6 +51,7 @@ def write_demo(path: Path) -> None:
                 for name, value in (
                     ("epoch_s", epoch_s), ("wait_s", epoch_s / 2), ("test_accuracy", 0.9),
                     ("source_bytes", 1e6), ("exchanged_rows", 10.0), ("hidden_fraction", 0.1),
+                    ("hidden_wrong_fraction", 0.9),
                 )
             },
         }  # fmt: skip
