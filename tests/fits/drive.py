@@ -1,4 +1,4 @@
-"""Run an example's parts under its framework, and write down all that its loader gave and heard."""
+"""Run an example's parts under its framework, and write down what its loader delivered and was reported."""
 
 import importlib
 import os

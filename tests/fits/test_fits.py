@@ -118,7 +118,7 @@ def test_two_ranks_share_the_samples_and_go_on_the_same_after_a_kill(
     for epoch, hides in ((e, framework != "timm" and e < EPOCHS - 1) for e in range(EPOCHS)):
         given = [i for rank in ranks for i in rank["given"].get(str(epoch), [])]
         assert len(given) == len(set(given))
-        reported = [i for rank in ranks for i in rank["heard"].get(str(epoch), [])]
+        reported = [i for rank in ranks for i in rank["reported"].get(str(epoch), [])]
         assert sorted(set(reported)) == ALL or not hides
     assert any(rank["exchanged"] for rank in ranks) or framework == "timm"
     for rank, again in zip(ranks, resumed.reports, strict=True):

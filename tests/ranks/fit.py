@@ -27,7 +27,7 @@ def main() -> None:
             "accuracy": accuracy,
             "steps": len(loader.given),
             "given": loader.by_epoch(loader.given),
-            "heard": loader.by_epoch(loader.reported) if framework != "timm" else {},
+            "reported": loader.by_epoch(loader.reported) if framework != "timm" else {},
             "exchanged": loader.stats()["exchanged_rows"],
             "from": steps,
             "rest": [loader.given[steps:], loader.reported[loader.saves.get(steps, steps) :]],

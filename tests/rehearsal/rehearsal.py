@@ -222,8 +222,8 @@ class Start:
 
 def _report(loader: Loader, batch: Any) -> None:
     """Report what is a function of the sample and the epoch."""
-    told = outcome(batch["sample_id"].numpy(), loader.epoch)
-    loader.report(batch, *(torch.from_numpy(values) for values in told.values()))
+    values = outcome(batch["sample_id"].numpy(), loader.epoch)
+    loader.report(batch, *map(torch.from_numpy, values.values()))
 
 
 def rehearse(schedule: Schedule, root: Path) -> Audited:
