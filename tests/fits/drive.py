@@ -1,4 +1,4 @@
-"""Run an example's parts under its framework, and write down what its loader delivered and was reported."""
+"""Run an example's parts under its framework; write down its batches and what is reported."""
 
 import importlib
 import os
