@@ -335,7 +335,11 @@ def _misfit(
 
 @functools.cache
 def _hints(function: Callable[..., object]) -> dict[str, Any]:
-    return typing.get_type_hints(function, include_extras=True)
+    hints = typing.get_type_hints(function, include_extras=True)
+    for name, its in inspect.signature(function).parameters.items():
+        if its.kind is its.VAR_POSITIONAL and name in hints:
+            hints[name] = tuple[hints[name], ...]
+    return hints
 
 
 def _plain(value: object, hint: object) -> object:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dataio.base.checked import checked
 from dataio.base.errors import FieldError
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Batches(Protocol):
     def __iter__(self) -> Iterator[Batch]: ...
 
 
+@checked
 class Tuples:
     """Batches as tuples: ``for image, label in Tuples(loader, "image", "label")``.
 

@@ -60,6 +60,7 @@ def arguments() -> dict[type, dict[str, Any]]:
         },
         dataio.Retry: {},
         dataio.Throttle: {"path": "state"},
+        dataio.Tuples: {"batches": []},
         dataio.NodeCache: {},
         dataio.Reports: {},
         dataio.Sequences: {"length": 8},
@@ -95,15 +96,20 @@ def public_classes():
         for name in package.__all__:
             value = getattr(package, name)
             is_abstract = getattr(value, "_is_protocol", False)
-            # Candidates and selections are what the loader and a policy hand to one another.
-            takes_anything = (
-                value in (dataio.AsList, dataio.Candidates, dataio.Selection) or is_abstract
-            )
+            # Candidates and selections are what the loader and a policy hand to one another, jobs and
+            # watchdogs what `join` hands to a loop.
+            handed = (dataio.Candidates, dataio.Selection, dataio.Job, dataio.Watchdog)
+            takes_anything = value in (dataio.AsList, *handed) or is_abstract
             if inspect.isclass(value) and not takes_anything and not issubclass(value, Exception):
                 yield value
 
 
-CASES = [(kind, name) for kind in public_classes() for name in inspect.signature(kind).parameters]
+CASES = [
+    (kind, name)
+    for kind in public_classes()
+    for name, its in inspect.signature(kind).parameters.items()
+    if its.kind is not its.VAR_POSITIONAL
+]
 
 
 def test_a_loader_takes_at_most_fifteen_options():
@@ -212,6 +218,7 @@ def test_a_loader_says_what_is_wrong_on_all_ranks_before_any_effect(tmp_path, na
             'Staging: when is .after., expected "before" or "overlap"',
         ),
         (lambda: ANY.dataio.Retry(retry_s=-1), "retry_s"),
+        (lambda: ANY.dataio.Tuples([], "image", 3), r"Tuples: names is \('image', 3\), expected"),
         (lambda: ANY.dataio.Throttle("state", bytes_per_s=-1), "bytes_per_s is -1"),
         (lambda: ANY.dataio.open_source(5), "open_source: spec is 5"),
         (lambda: ANY.dataio.open_source([]), "open_source: spec is empty"),

@@ -93,7 +93,7 @@ def test_each_epoch_stands_beside_the_plan_and_the_part_that_is_off_is_named(
     assert second["measured_s"] > second["epoch_s"] + second["evaluation_s"]
     assert first["planned_staging_s"] == document["epoch"]["staging_s"]
     assert "planned_staging_s" not in second
-    assert shown.count("staging") == 1
+    assert shown.count("; staging ") == 1
 
 
 def test_a_plan_of_another_run_is_refused_before_anything_is_staged(

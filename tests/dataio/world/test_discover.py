@@ -120,7 +120,7 @@ def test_mpi_without_mpi4py_says_what_to_install(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(name, value)
     monkeypatch.delitem(sys.modules, "dataio.world.mpi", raising=False)
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(WorldError, match=r"PMI_RANK=1 and PMI_SIZE=4 .*'tonari\[mpi\]'"):
+    with pytest.raises(WorldError, match=r"PMI_RANK=1 and PMI_SIZE=4 .*pip install .*\[mpi\]'"):
         discover_world()
 
 

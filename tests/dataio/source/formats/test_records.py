@@ -591,5 +591,5 @@ def test_the_library_that_checks_records_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    with pytest.raises(DataioError, match=r"TFRecord: google-crc32c .* 'tonari\[tfrecord\]'"):
+    with pytest.raises(DataioError, match=r"TFRecord: google-crc32c .*pip install .*\[tfrecord\]'"):
         open_source(copied("train.tfrecord-00000-of-00001")(tmp_path))
