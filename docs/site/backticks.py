@@ -48,7 +48,8 @@ FOREIGN = frozenset(
     "DataLoader Dataset DistributedSampler WeightedRandomSampler DistributedDataParallel DTensor "
     "BlockMask ColwiseParallel RowwiseParallel SequenceParallel "  # torch
     "Accelerator AutoTokenizer ClassLabel LightningDataModule LlamaForCausalLM LSFEnvironment "
-    "MDSWriter SequenceExample Stream TokensLoader TrainingArguments "  # frameworks, formats
+    "MDSWriter SequenceExample Stream StreamingDataset TokensLoader "  # formats
+    "TrainingArguments "
     "SlurmdTimeout VmHWM".split()
 )
 FOREIGN_OPTIONS = frozenset(

@@ -97,7 +97,7 @@ def named_but_absent(markdown: str) -> list[str]:
         found += [
             name
             for name in modules
-            if not (ROOT / f"{name}.py").exists() and not (ROOT / name / "__init__.py").exists()
+            if not (ROOT / f"{name}.py").exists() and not (ROOT / name / "__main__.py").exists()
         ]
         found += [name for name in FILE.findall(paragraph) if not (ROOT / name).exists()]
     return found
