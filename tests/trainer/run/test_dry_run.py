@@ -230,7 +230,7 @@ def test_what_cannot_be_divided_is_refused(tmp_path: Path, override: str, messag
     ],
     ids=["replicas", "shards", "every axis"],
 )
-def test_a_dry_run_of_65536_ranks_does_as_much_as_one_of_2048_and_takes_under_260_MB_more(
+def test_a_dry_run_of_65536_ranks_does_as_much_as_one_of_2048_and_takes_under_300_MB_more(
     tmp_path: Path, mesh: tuple[str, ...]
 ) -> None:
     (tmp_path / "run.toml").write_text(
@@ -259,7 +259,7 @@ def test_a_dry_run_of_65536_ranks_does_as_much_as_one_of_2048_and_takes_under_26
         )  # fmt: skip
         assert f"on {world // 8} nodes" in ended.stdout
         calls[world], kilobytes = map(int, ended.stderr.split()[-2:])
-        assert kilobytes < 260e6 / 1024
+        assert kilobytes < 300e6 / 1024
     assert calls[65536] < 1.5 * calls[2048]
 
 
