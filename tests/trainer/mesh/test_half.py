@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -21,8 +22,11 @@ ROWS, TOKENS, FEATURES = 4, 6, 8
 @pytest.fixture(autouse=True)
 def _group() -> Iterator[None]:
     # From torch 2.15 on oneDNN computes one of two equal LSTMs, and rounds otherwise.
-    with join(device="cpu"), torch.backends.mkldnn.flags(enabled=False):
+    mkldnn: Any = torch.backends.mkldnn
+    (before, *_) = mkldnn.set_flags(False)
+    with join(device="cpu"):
         yield
+    mkldnn.set_flags(before)
 
 
 class Twice(nn.Module):

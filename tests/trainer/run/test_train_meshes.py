@@ -21,7 +21,8 @@ BOTH = (
     "run.checkpoint_epochs=0",
 )  # fmt: skip
 VIT = (
-    *BOTH, "data.label=cls", "model.kind=vit", "model.patch=4", "model.width=8", "model.depth=4", "model.heads=2",
+    *BOTH, "data.label=cls", "model.kind=vit", "model.patch=4", "model.width=8", "model.depth=4",
+    "model.heads=2",
 )  # fmt: skip
 MODELS = {
     "vit": (*VIT, "run.epochs=3"),
