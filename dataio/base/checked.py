@@ -338,7 +338,7 @@ def _hints(function: Callable[..., object]) -> dict[str, Any]:
     hints = typing.get_type_hints(function, include_extras=True)
     for name, its in inspect.signature(function).parameters.items():
         if its.kind is its.VAR_POSITIONAL and name in hints:
-            hints[name] = tuple[hints[name], ...]
+            hints[name] = types.GenericAlias(tuple, (hints[name], ...))
     return hints
 
 
