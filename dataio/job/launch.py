@@ -10,7 +10,13 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import (  # type: ignore[attr-defined]
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
+from torch.distributed.rendezvous import rendezvous
 
 from dataio.arguments import find_device
 from dataio.base.errors import DataioError, WorldError
@@ -110,7 +116,12 @@ def _initialise(backend: str, timeout_s: float) -> None:
     if dist.is_torchelastic_launched():
         _claim_open_files(int(os.environ["WORLD_SIZE"]))
         with watch_start("init_process_group", timeout_s=timeout_s):
-            dist.init_process_group(backend, timeout=limit)
+            store, rank, world_size = next(rendezvous("env://", timeout=limit))
+            # torchrun's store keeps the addresses of a group that this process has left.
+            store = PrefixStore(f"join {store.add(f'joins of rank {rank}', 1)}", store)
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=world_size, timeout=limit
+            )
         return
     with discover_world(timeout_s=timeout_s) as world:
         _claim_open_files(world.world_size)

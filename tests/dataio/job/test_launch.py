@@ -64,3 +64,16 @@ def test_too_few_open_files_are_refused_before_any_group_is_made(
     )
     assert status == 1, said
     assert "WorldError: open files: this process may open 100, expected 120 or more" in said
+
+
+@pytest.mark.multirank
+def test_a_process_of_torchrun_joins_as_often_as_it_likes(tmp_path: Path) -> None:
+    program = tmp_path / "joins.py"
+    program.write_text(
+        "from dataio import join\n\nfor number in range(3):\n"
+        "    with join(device='cpu', timeout_s=30) as job:\n"
+        "        print('joined', number, job.world.rank, flush=True)\n"
+    )
+    command = [*launch_command("torchrun", 2), str(program)]
+    status, said = run_job(command, env=None, timeout_s=100)
+    assert (status, said.count("joined")) == (0, 6), said

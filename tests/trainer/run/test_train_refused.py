@@ -22,7 +22,6 @@ from tonari.trainer.config.config import load_config
 from tonari.trainer.config.saved import read_settings
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.run import outputs
-from tonari.trainer.watch.record import CLAIM
 
 
 def test_what_a_run_cannot_write_is_said_before_staging(
@@ -95,28 +94,22 @@ def test_a_signal_outside_of_the_steps_does_not_end_the_process(
     assert run(config, "run", "run.epochs=1").finished
 
 
-@pytest.mark.parametrize("begins", ["before", "meanwhile"])
-def test_a_second_run_in_one_directory_is_refused(
-    config: Path, monkeypatch: pytest.MonkeyPatch, begins: str
+def test_a_second_run_in_one_directory_is_refused_before_it_stages(
+    config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where both begin in a directory that neither has made yet."""
-    lock = config.parent / "run" / CLAIM
+    taking = outputs.claim
     refused = r"run\.directory is .*run, into which process \d+ on .* writes a run; wait for it"
     with contextlib.ExitStack() as stack:
-        if begins == "before":
-            stack.enter_context(held_elsewhere(lock))
-            monkeypatch.setattr(Loader, "__init__", None)  # nothing is staged
-        else:
-            opening = outputs._claim
 
-            def claim(directory: Path, opened: contextlib.ExitStack) -> None:
-                stack.enter_context(held_elsewhere(lock))
-                opening(directory, opened)
+        def claim(path: Path) -> contextlib.AbstractContextManager[bool]:
+            stack.enter_context(held_elsewhere(path))
+            return taking(path)
 
-            monkeypatch.setattr(outputs, "_claim", claim)
+        monkeypatch.setattr(outputs, "claim", claim)
+        monkeypatch.setattr(Loader, "__init__", None)  # nothing is staged
         with pytest.raises(ConfigError, match=refused):
             run(config, "run", "run.epochs=1")
-        assert not list((config.parent / "run").glob("metrics*"))
         monkeypatch.undo()
     # Its owner was killed: nothing is left to clean up.
     run(config, "run", "run.epochs=1")
