@@ -43,7 +43,7 @@ from tonari.trainer.run.images import with_keys
 from tonari.trainer.run.mixing import mark_draws
 from tonari.trainer.run.observed import Begun, Observer
 from tonari.trainer.run.optimizers import find_lr_shares, make_optimizer
-from tonari.trainer.run.outputs import Log, check_outputs, note_start, open_logs
+from tonari.trainer.run.outputs import Log, claim_directory, note_start, open_logs
 from tonari.trainer.run.own import Loss, MakeOptimizer, Own, Transform, own_of
 from tonari.trainer.run.pace import in_steps
 from tonari.trainer.run.pretrained import start_from_weights
@@ -208,7 +208,7 @@ def train_observed(
             start_from_weights(config, parallel.pipeline, own)
         made = make_optimizer(config.optimizer, parallel.pipeline.parameters(), own.optimizer)
         if job.world.rank == 0:
-            check_outputs(config)
+            claim_directory(config, opened)
         config = with_keys(config, own, job.world)
         loader, test = build_loader(
             config, job, place=place, task=parallel.task, own=own, logs_rows=True

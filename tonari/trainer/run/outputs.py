@@ -40,8 +40,8 @@ TRACKERS = (WandbRun, MlflowRun)
 """Each has the name of the key of ``[run]`` that asks for it."""
 
 
-def check_outputs(config: Config) -> None:
-    """Refuse what a run could not write, and leave nothing: other settings may still be wrong.
+def claim_directory(config: Config, opened: contextlib.ExitStack) -> None:
+    """Refuse what a run could not write; then make its directory, and keep other runs out of it.
 
     Raises:
         ConfigError: If the directory cannot be made, or another run writes it.
@@ -50,8 +50,6 @@ def check_outputs(config: Config) -> None:
     standing = next(path for path in (directory, *directory.parents) if path.exists())
     if not (standing.is_dir() and os.access(standing, os.W_OK | os.X_OK)):
         raise _cannot_make(directory, f"{standing} is no directory that may be written")
-    if by := claimant(directory / CLAIM):
-        raise _in_use(directory, by)
     if config.run.tensorboard:
         import_writer()
     if config.run.otel:
@@ -61,17 +59,15 @@ def check_outputs(config: Config) -> None:
             import_tracker(tracker.key, value)
     if config.run.prometheus:
         check_prometheus(Path(config.run.prometheus))
+    _make(directory)
+    _claim(directory, opened)
 
 
 def open_logs(
     config: Config, job: Job, opened: contextlib.ExitStack, *, found: Path | None,
     metrics_path: Path | None, stats: Stats, replica: int,
 ) -> list[Log]:  # fmt: skip
-    """Make the run's directory, and open this rank's logs: most are rank 0's alone.
-
-    Raises:
-        ConfigError: If the directory cannot be made, or another run writes it.
-    """
+    """Open this rank's logs: most are rank 0's alone."""
     world, directory = job.world, Path(config.run.directory)
     labels: dict[str, str | int] = {
         "run": directory.name, "node": world.node, "rank": world.rank, "replica": replica
@@ -84,8 +80,6 @@ def open_logs(
         watching.append(opened.enter_context(Telemetry(Monitored(stats, labels))))
     if world.rank:
         return watching
-    _make(directory)
-    _claim(directory, opened)
     if found:
         _compare_data(directory / SETTINGS, bare_within(as_tables(config))["data"])
     kept = read_progress(found).steps if found else None
