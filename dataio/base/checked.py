@@ -29,7 +29,8 @@ FRACTIONS = "alphas budget debias delta exchange fraction least_fall second_gues
 CURES = {
     "source": "give shards by their names, a dataset that has __len__ and __getitem__, or a dict "
     "of arrays",
-    "fields": 'give for example {"image": dataio.Image("jpg"), "label": dataio.Int("cls")}',
+    "fields": 'give for example {"image": dataio.Image("jpg"), "label": dataio.Int("cls")}; a key '
+    "that samples lack is answered with those they have",
     "shuffle": "leave it out, as each epoch is shuffled anyway; or give for example "
     "shuffle.Partial(0.1)",
     "importance": "give for example importance.Kakurenbo(0.3)",
@@ -287,20 +288,24 @@ def checked_call(function: Callable[P, R], *, where: str | None = None) -> Calla
     signature = inspect.signature(function)
     parameters = signature.parameters
     placed = [name for name, its in parameters.items() if its.kind is not its.KEYWORD_ONLY]
+    one = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    needed = [n for n, its in parameters.items() if its.default is its.empty and its.kind in one]
     name_of_it = where if where is not None else function.__qualname__
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         hints = _hints(function)
         # The usual case, ten times as fast: fields are made for every sample of a transform.
-        if len(args) <= len(placed) and kwargs.keys() <= parameters.keys():
+        missing = [n for n in needed if n not in kwargs and n not in placed[: len(args)]]
+        if not missing and len(args) <= len(placed) and kwargs.keys() <= parameters.keys():
             pairs = chain(zip(placed, args, strict=False), kwargs.items())
             if all(name not in hints or fits(value, hints[name]) for name, value in pairs):
                 return function(*args, **kwargs)
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError as error:
-            words = _misfit(name_of_it, signature, args, kwargs) or str(error)
+            cure = f"; {_cure(name_of_it, missing[0])}" if missing else ""
+            words = _misfit(name_of_it, signature, args, kwargs) or f"{error}{cure}"
             raise TypeError(f"{name_of_it}: {words}") from None
         for name, value in given.arguments.items():
             if name in hints:
@@ -351,7 +356,7 @@ def _plain(value: object, hint: object) -> object:
 
 def _refusal(where: str, name: str, value: object, hint: object) -> Exception:
     found = f"the class {value.__name__}" if isinstance(value, type) else shown(repr(value))[:100]
-    cure = CURES.get(f"{where}.{name}") or CURES.get(name, f"see help({where})")
+    cure = _cure(where, name)
     if isinstance(value, type) and name not in ("dtype", "transform"):
         cure = f"make one: {value.__name__}(...)"
     elif near := _meant(value, listed(hint)):
@@ -360,6 +365,10 @@ def _refusal(where: str, name: str, value: object, hint: object) -> Exception:
         cure = f"add {', '.join(missing)} to it"
     kind = ValueError if fits(value, hint, roughly=True) else TypeError
     return kind(f"{where}: {name} is {found}, expected {describe(hint)}; {cure}")
+
+
+def _cure(where: str, name: str) -> str:
+    return CURES.get(f"{where}.{name}") or CURES.get(name, f"see help({where})")
 
 
 def _meant(value: object, words: list[str]) -> str | None:

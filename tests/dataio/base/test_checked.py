@@ -97,7 +97,8 @@ def test_each_argument_of_a_dataloader_is_taken_or_has_advice() -> None:
         (lambda: dataio.Loader("none", 16), r"^Loader: 16 has no name; .* batch_size=16$"),  # type: ignore[call-arg]
         (lambda: dataio.Workers(thread=1), r"thread is unknown, .*; did you mean threads\?"),  # type: ignore[call-arg]
         (lambda: dataio.Workers(0, 1), r"^Workers: 0 has no name; .* threads=0$"),  # type: ignore[call-arg]
-        (lambda: dataio.Loader("none", batch_size=1), r"^Loader\S* missing .* 'fields'$"),  # type: ignore[call-arg]
+        (lambda: dataio.Loader("none", batch_size=1), r"^Loader: missing .* 'fields'; give .*Ima"),  # type: ignore[call-arg]
+        (dataio.Int, r"^Int: missing a required argument: 'key'; see help\(Int\)$"),
     ],
 )
 def test_arguments_too_many_or_too_few_are_named(call: Callable[[], object], message: str) -> None:
