@@ -110,3 +110,8 @@ def test_a_machine_whose_processors_are_not_described_is_refused(settings, capsy
     cluster = ROOT / "examples" / "clusters" / "gigabit.toml"
     assert main(["search", settings, "--cluster", str(cluster), "--world", "4"]) == 1
     assert "[device]" in capsys.readouterr().err
+
+
+def test_a_model_of_one_s_own_is_refused_with_what_to_do_instead(settings, capsys):
+    assert main(["search", settings, *MACHINE, "model.kind=torch.nn:Identity"]) == 1
+    assert "model.kind is torch.nn:Identity, a model of your own, whose" in capsys.readouterr().err
