@@ -239,10 +239,10 @@ class Mixture:
 
     def _check(self, state: Mapping[str, object]) -> None:
         for name in ("seed", "steps"):
-            if state.get(name) != self._mine()[name]:
+            if (was := state.get(name)) != self._mine()[name]:
                 raise StateError(
-                    f"checkpoint: the mixture's {name} is {state.get(name)}, this one has "
-                    f"{self._mine()[name]}; make it as it was when the checkpoint was written"
+                    f"checkpoint: the mixture's {name} is {was}, this one has "
+                    f"{self._mine()[name]}; give Mixture(..., {name}={was})"
                 )
 
     def _go_to(self, state: Mapping[str, object]) -> None:

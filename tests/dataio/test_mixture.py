@@ -130,8 +130,10 @@ def test_wrong_weights_and_states_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"expected numbers >= 0 that are not all 0"):
         mixed(single_world(), tmp_path / "b", weights={"large": 0, "small": 0})
     with mixed(single_world(), tmp_path / "c") as mixture:
-        with pytest.raises(StateError, match=r"seed is 9, this one has 5; make it as it was"):
-            mixture.load_state_dict(mixture.state_dict() | {"seed": 9})
+        for name, mine in (("seed", 5), ("steps", 40)):
+            cure = rf"{name} is 9, this one has {mine}; give Mixture\(..., {name}=9\)"
+            with pytest.raises(StateError, match=cure):
+                mixture.load_state_dict(mixture.state_dict() | {name: 9})
         with pytest.raises(
             StateError, match=r"nowhere: no saved .*\(mixture.json is missing\); give"
         ):
