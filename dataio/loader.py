@@ -135,8 +135,8 @@ class Loader:
     def __repr__(self) -> str:
         figures, world = self.stats(), self.world
         return (
-            f"Loader({self.num_samples:,} samples, batches of {self.batch_size}, rank {world.rank} "
-            f"of {world.world_size}; epoch {self.epoch}, step {self.step}; read "
+            f"Loader({self.num_samples:,} samples{self.excluded}, batches of {self.batch_size}, "
+            f"rank {world.rank} of {world.world_size}; epoch {self.epoch}, step {self.step}; read "
             f"{figures['source_bytes'] / 1e6:,.1f} MB from the source, waited "
             f"{figures['wait_s']:.1f} s)"
         )
@@ -148,6 +148,15 @@ class Loader:
     @property
     def num_samples(self) -> int:
         return self._session.source.num_samples
+
+    @property
+    def excluded(self) -> str:
+        """How much ``exclude`` leaves out, such as " (3 samples and 12 documents excluded)"."""
+        gone = self._session.exclusion
+        beyond = 0 if self.grows else len(gone.beyond())
+        counts = {"samples": gone.num_excluded, "documents": beyond}
+        words = " and ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+        return f" ({words} excluded)" * bool(words)
 
     @property
     def grows(self) -> bool:

@@ -108,6 +108,7 @@ def test_a_run_goes_on_exactly_and_another_list_holds_from_there(packed: Path) -
         loader.save(packed / "saved")
         state = loader.state_dict()
     with make(packed, single_world(), exclude=first) as loader:
+        assert loader.excluded == " (7 samples and 6 documents excluded)"
         loader.restore(packed / "saved")
         assert begun + [rows_of(batch) for batch in loader] == whole
     with (
@@ -137,6 +138,7 @@ def test_a_list_that_leaves_no_sequence_out_changes_no_order(packed: Path) -> No
     with make(packed, single_world(), exclude=given, reports=log) as loader:
         assert [[row[0] for row in rows_of(batch)] for batch in loader] == whole
         assert loader.stats()["excluded_fraction"] == 0
+        assert " samples (1 documents excluded), batches" in repr(loader)
     table = open_run(str(packed / "rows")).at(epoch=0)
     assert table["sample_id"].to_pylist() == [row for rows in whole for row in rows]
 

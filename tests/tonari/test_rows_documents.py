@@ -135,7 +135,8 @@ def test_the_listed_documents_are_left_out_where_a_run_goes_on(
 ) -> None:
     found, batch = tmp_path / "found.parquet", tmp_path / "batch.npz"
     ask(spoiled, capsys, *SPIKES, "--parquet", str(found))
-    assert train(spoiled.settings("run.epochs=4", f"data.exclude={found}"), quiet=True).finished
+    assert train(spoiled.settings("run.epochs=4", f"data.exclude={found}")).finished
+    assert " documents excluded), 4 a step, 4 epochs" in capsys.readouterr().err
     listed = json.loads(ask(spoiled, capsys, "--epoch", "3", "--json"))["rows"]
     assert len(listed) == len(json.loads(ask(spoiled, capsys, "--epoch", "0", "--json"))["rows"])
     (row,) = [row for row in listed if JUNK[0] in row["documents"]]

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from dataio.base.claim import NoLocksError
+from dataio.base.claim import NoLocksError, claim
 from dataio.base.errors import FieldError
 from dataio.loader import Loader
 from tests.claims import held_elsewhere
@@ -98,15 +98,14 @@ def test_a_second_run_in_one_directory_is_refused_before_it_stages(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where both begin in a directory that neither has made yet."""
-    taking = outputs.claim
     refused = r"run\.directory is .*run, into which process \d+ on .* writes a run; wait for it"
     with contextlib.ExitStack() as stack:
 
-        def claim(path: Path) -> contextlib.AbstractContextManager[bool]:
+        def take(path: Path) -> contextlib.AbstractContextManager[bool]:
             stack.enter_context(held_elsewhere(path))
-            return taking(path)
+            return claim(path)
 
-        monkeypatch.setattr(outputs, "claim", claim)
+        monkeypatch.setattr(outputs, "claim", take)
         monkeypatch.setattr(Loader, "__init__", None)  # nothing is staged
         with pytest.raises(ConfigError, match=refused):
             run(config, "run", "run.epochs=1")

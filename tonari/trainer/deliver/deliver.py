@@ -125,6 +125,11 @@ class ReplicaLoader:
         return 0 if self._loader is None else self._loader.num_samples
 
     @property
+    def excluded(self) -> str:
+        """How much of them is left out; see `dataio.Loader.excluded`."""
+        return "" if self._loader is None else self._loader.excluded
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of a batch that this rank takes from its reader; 0 on a rank that reads."""
         return self._stream.held_bytes

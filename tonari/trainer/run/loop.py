@@ -360,8 +360,7 @@ class Run:
         began = self.progress.steps
         self._skips.check(last=self.most_steps(), run_ends=True)
         words = begin_words(
-            self._config, num_samples=self._loader.num_samples, place=self._pipeline.place,
-            num_steps=self.progress.steps,
+            self._config, self._loader, place=self._pipeline.place, num_steps=self.progress.steps
         )  # fmt: skip
         self._line.begin(words)
         self._stop.train(speaks=self._job.world.rank == 0)

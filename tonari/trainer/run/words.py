@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tonari.trainer.config.config import Config
+from tonari.trainer.deliver.deliver import ReplicaLoader
 from tonari.trainer.mesh.mesh import AXES
 from tonari.trainer.mesh.place import Place
 from tonari.trainer.watch.metrics import Line
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
 RESULTS = ("loss", "evaluation_loss", "accuracy")
 
 
-def begin_words(config: Config, *, num_samples: int, place: Place, num_steps: int) -> str:
+def begin_words(config: Config, loader: ReplicaLoader, *, place: Place, num_steps: int) -> str:
     """Say what is about to be trained.
 
     Args:
         config: The run's settings.
-        num_samples: Of the dataset.
+        loader: Its data.
         place: Of this rank.
         num_steps: That are done.
     """
@@ -32,8 +33,8 @@ def begin_words(config: Config, *, num_samples: int, place: Place, num_steps: in
     length = f"at most {cut}" if cut else f"{run.epochs} epochs"
     goes_on = f"; goes on after step {num_steps}" if num_steps else ""
     return (
-        f"training {config.model.kind} ({', '.join(ways)}) on {num_samples:,} samples, "
-        f"{rows:,} a step, {length}; results in {run.directory}{goes_on}"
+        f"training {config.model.kind} ({', '.join(ways)}) on {loader.num_samples:,} samples"
+        f"{loader.excluded}, {rows:,} a step, {length}; results in {run.directory}{goes_on}"
     )
 
 
