@@ -40,7 +40,7 @@ def make_network(classes: int) -> nn.Module:
 
 
 def fields_of(given: argparse.Namespace) -> dict[str, dataio.Field]:
-    picture = dataio.Image(given.image, resize=dataio.Resize(given.size))
+    picture = dataio.Image(given.image, crop=dataio.RandomResizedCrop(given.size), flip=0.5)
     return {"image": picture, "label": dataio.Int("cls")}
 
 

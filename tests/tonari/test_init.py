@@ -1,8 +1,10 @@
 """`tonari init`: what it writes is read, runs, and is never written over something."""
 
 import io
+import runpy
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -40,21 +42,28 @@ def test_the_batch_script_is_for_this_machine_and_its_scheduler(tmp_path, capsys
     assert f"PYTHON=${{PYTHON:-{sys.executable}}}" in script
     assert "examples/" not in script
     subprocess.run(["bash", "-n", str(tmp_path / "new" / name)], check=True, timeout=20)
-    assert f"  {submit} {name}" in capsys.readouterr().out.splitlines()
+    out = capsys.readouterr().out.splitlines()
+    assert f"  {submit} {name}" in out
+    assert any(line.endswith("    # instead: a loop of your own") for line in out)
+    if scheduler == "slurm":
+        text = (tmp_path / "new/loop.sbatch").read_text()
+        assert "#SBATCH --nodes=7" in text
+        assert f"PYTHON=${{PYTHON:-{sys.executable}}}" in text
+        assert "LOOP=${LOOP:-loop.py}" in text
+        assert "examples/" not in text + (tmp_path / "new/loop.py").read_text()
 
 
 @pytest.mark.parametrize(
-    ("made", "status", "ends"),
+    ("made", "program", "status", "ends"),
     [
-        (
-            "step-5",
-            0,
-            "status 3, goes on from runs/train/checkpoints/step-5 in job 8",
-        ),
-        ("", 3, "status 3 and no checkpoint after the start: not submitted again"),
+        ("step-5", "", 0, "status 3, goes on from runs/train/checkpoints/step-5 in job 8"),
+        ("0005", "loop.py", 0, "status 3, goes on from runs/train/checkpoints/0005 in job 8"),
+        ("", "", 3, "status 3 and no checkpoint after the start: not submitted again"),
     ],
 )
-def test_a_pbs_job_submits_itself_only_after_a_new_checkpoint(tmp_path, made, status, ends):
+def test_a_pbs_job_submits_itself_only_after_a_new_checkpoint(
+    tmp_path, made, program, status, ends
+):
     assert cli.main(["init", str(tmp_path), "--scheduler", "pbs"]) == 0
     (tmp_path / "nodes").write_text("node0\nnode1\n")
     programs = {
@@ -69,12 +78,13 @@ def test_a_pbs_job_submits_itself_only_after_a_new_checkpoint(tmp_path, made, st
         ["bash", tmp_path / "job.pbs"], capture_output=True, text=True, timeout=20,
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "MPIEXEC": "mpiexec", "PBS_JOBID": "7",
              "PBS_O_WORKDIR": str(tmp_path), "PBS_NODEFILE": str(tmp_path / "nodes"),
-             "OVERRIDES": "run.epochs=90 run.seed=1"},
+             "OVERRIDES": "run.epochs=90 run.seed=1", "PROGRAM": program},
     )  # fmt: skip
     assert (ended.returncode, ended.stderr.strip()) == (status, ends)
     started = (tmp_path / "started").read_text()
     assert started.startswith(f"-n 2 -f {tmp_path}/nodes ")
-    assert started.endswith("train train.toml run.directory=runs/train run.epochs=90 run.seed=1\n")
+    runs = program or "-m tonari train train.toml run.directory=runs/train"
+    assert started.endswith(f" {runs} run.epochs=90 run.seed=1\n")
     assert (tmp_path / "asked").exists() == bool(made)
     if made:
         asked = (tmp_path / "asked").read_text()
@@ -92,12 +102,18 @@ def test_the_config_and_the_loop_train_on_the_data_given(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path / "new")  # as the command says
     data = load_config(Path("train.toml")).data
     assert (data.train, data.image, data.label) == (f"{tmp_path}/data/*.tar", "png", "y")
-    loop = Path("loop.py").read_text().replace("64, 10, ", "32, 2, ")
+
+    def lines(epochs, saved):
+        given = ["loop.py", f"--epochs={epochs}", f"--saved={saved}"]
+        monkeypatch.setattr(sys, "argv", given)
+        runpy.run_path("loop.py", run_name="__main__")
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+
     capsys.readouterr()
-    exec(compile(loop, "loop.py", "exec"), {"__name__": "__main__"})
-    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
-        "epoch 0", "epoch 1",
-    ]  # fmt: skip
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # it would stay behind the test
+    whole = lines(3, "whole")
+    assert whole == lines(1, "saved") + lines(3, "saved"), "it goes on, model and optimizer too"
+    assert whole[-1].startswith("epoch 2, step 6: loss ")
     assert sorted(path.name for path in Path().iterdir() if path.is_file()) == [
         "loop.py", "train.toml",
     ]  # fmt: skip

@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,19 +17,30 @@ from dataio.source.names import IMAGE_KEYS, LABEL_KEYS
 from dataio.source.text.dataset import INFO
 from tonari.errors import CommandError
 from tonari.init.data import Found, find_test, look_into
+from tonari.names import EXAMPLES
 
 Scheduler = Literal["slurm", "pbs", "none"]
 COMMENT = re.compile(r"^(\S.*?) +(# .*)$", re.MULTILINE)
 """Behind a line of TOML; all of them begin in one column."""
+HERE, SLURM = Path(__file__).parent, EXAMPLES / "slurm"
+SUBMIT = {
+    "slurm": ("sbatch job.sbatch", "sbatch loop.sbatch"),
+    "pbs": (
+        "qsub job.pbs",
+        'qsub -v PROGRAM="loop.py --saved runs/loop/checkpoints",RUN_DIR=runs/loop job.pbs',
+    ),
+    "none": ("mpiexec -n 2 tonari train train.toml", "mpiexec -n 2 python loop.py"),
+}
+"""By scheduler: what starts train.toml, and what loop.py."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Init:
     """Write train.toml, loop.py and, where jobs are queued, a batch script: files to change.
 
-    train.toml is for `tonari train`; loop.py is a loop of your own. The batch script is for the
-    scheduler that is found here: sbatch of Slurm, or qsub and pbsnodes of PBS. Nothing that is
-    there already is written over.
+    train.toml is for `tonari train`; loop.py is a loop of your own, which saves and goes on. The
+    batch scripts of both are for the scheduler that is found here: sbatch of Slurm, or qsub and
+    pbsnodes of PBS. Nothing that is there already is written over.
     """
 
     directory: Annotated[Path, tyro.conf.Positional] = Path()
@@ -79,7 +89,7 @@ def main(argv: list[str]) -> int:
     options.directory.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (options.directory / name).write_text(text)
-    submit = {"slurm": "sbatch job.sbatch", "pbs": "qsub job.pbs"}.get(scheduler)
+    submit, submit_loop = SUBMIT[scheduler]
     if found:
         print(found)
     print(f"wrote {', '.join(texts)} into {options.directory}; look through them, then:")
@@ -87,7 +97,9 @@ def main(argv: list[str]) -> int:
     if options.text and not _is_packed(options.data):
         print(f"  tonari pack {corpus} data/train --tokenizer bytes    # or a tokenizer.json")
     print("  tonari train train.toml --dry-run    # the settings, and what they come to")
-    print(f"  {submit or 'mpiexec -n 2 tonari train train.toml'}")
+    print(f"  {submit}")
+    if "loop.py" in texts:
+        print(f"  {submit_loop}    # instead: a loop of your own")
     return 0
 
 
@@ -130,7 +142,7 @@ def write_texts(options: Init, scheduler: Scheduler, *, look: Found, python: str
         look: What the data holds.
         python: The interpreter that the batch script calls.
     """
-    size = f"{options.nodes}:mpiprocs={options.ranks_per_node}"
+    size, submit_loop = f"{options.nodes}:mpiprocs={options.ranks_per_node}", SUBMIT[scheduler][1]
     mpiexec = Path(python).with_name("mpiexec")
     given = options.data
     if given != Init.data and "://" not in given:  # found from where the files go, too
@@ -141,13 +153,17 @@ def write_texts(options: Init, scheduler: Scheduler, *, look: Found, python: str
         '"shards/train-*.tar"': data,
         '# test = "shards/val-*.tar"': f"test = {json.dumps(test)}" if test else '# test = "..."',
         'image = "jpg"': f"image = {image}",
-        'dataio.Image("jpg"': f"dataio.Image({image}",
+        'default="jpg"': f"default={image}",
+        "(jpg) and its class (cls)": f"({look.image}) and its class ({look.label})",
         'label = "cls"': f"label = {label}",
         'dataio.Int("cls")': f"dataio.Int({label})",
-        "RandomResizedCrop(32)": f"RandomResizedCrop({look.size})",
+        '"--size", 32': f'"--size", {look.size}',
+        '"--classes", 10': f'"--classes", {look.num_classes}',
+        '"data", help': f'"data", nargs="?", default={data}, help',
+        'examples/slurm/loop.py "shards/train-{000000..000003}.tar"': "loop.py",
+        'sbatch examples/slurm/loop.sbatch "/shared/train-{000000..000003}.tar"': submit_loop,
         "size = 32": f"size = {look.size}",
         "num_classes = 10": f"num_classes = {look.num_classes}",
-        "SAVED = 10": f"SAVED = {look.num_classes}",
     }
     if look.is_exact:
         crop = 'crop = "random"  # a part of each image, moved by up to so many pixels\npadding = 4'
@@ -167,17 +183,23 @@ def write_texts(options: Init, scheduler: Scheduler, *, look: Found, python: str
         "${MPIEXEC:-mpiexec}": f"${{MPIEXEC:-{mpiexec if mpiexec.exists() else 'mpiexec'}}}",
         "${CONFIG:-examples/cifar10.toml}": "${CONFIG:-train.toml}",
         "examples/slurm/train.sbatch": "job.sbatch",
+        'examples/slurm/loop.sbatch "/shared/train-{000000..000127}.tar"': "loop.sbatch",
+        "examples/slurm/loop.py": "loop.py",
         " data.train=/shared/cifar10-train.parquet": "",
     }
     if options.text:
         packed = {'"data/train"': data} if _is_packed(given) else {"CORPUS": "CORPUS"}
-        texts = {"train.toml": _filled("text.toml", packed)}
+        texts = {"train.toml": _filled(HERE / "text.toml", packed)}
     else:
-        toml = COMMENT.sub(lambda at: f"{at[1] + '  ':<42}{at[2]}", _filled("train.toml", fields))
-        texts = {"train.toml": toml, "loop.py": _filled("loop.py", fields)}
-    if scheduler != "none":
-        suffix = {"slurm": "sbatch", "pbs": "pbs"}[scheduler]
-        texts[f"job.{suffix}"] = _filled(f"train.{suffix}", job)
+        toml = _filled(HERE / "train.toml", fields)
+        toml = COMMENT.sub(lambda at: f"{at[1] + '  ':<42}{at[2]}", toml)
+        texts = {"train.toml": toml, "loop.py": _filled(SLURM / "loop.py", fields)}
+    if scheduler == "pbs":
+        texts["job.pbs"] = _filled(HERE / "train.pbs", job)
+    if scheduler == "slurm":
+        texts["job.sbatch"] = _filled(SLURM / "train.sbatch", job)
+        if "loop.py" in texts:
+            texts["loop.sbatch"] = _filled(SLURM / "loop.sbatch", job)
     return texts
 
 
@@ -189,7 +211,6 @@ def _is_packed(directory: str) -> bool:
     return (Path(directory) / INFO).is_file()
 
 
-def _filled(template: str, words: Mapping[str, str]) -> str:
-    text = (files("tonari.init") / template).read_text()
+def _filled(template: Path, words: Mapping[str, str]) -> str:
     pattern = re.compile("|".join(map(re.escape, words)))
-    return pattern.sub(lambda match: words[match[0]], text)
+    return pattern.sub(lambda match: words[match[0]], template.read_text())
