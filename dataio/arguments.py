@@ -104,7 +104,7 @@ class Arguments:
 
 
 def find_device(
-    device: torch.device | str | int | None, *, where: str = "Loader"
+    device: torch.device | str | int | None, *, name: str = "Loader: device"
 ) -> torch.device | None:
     """Find the device that was named.
 
@@ -115,13 +115,13 @@ def find_device(
         found = torch.device(device) if device is not None else None
     except RuntimeError as error:
         raise ValueError(
-            f"{where}: device is {device!r}, expected one that torch knows ({error}); give for "
+            f"{name} is {device!r}, expected one that torch knows ({error}); give for "
             'example "cuda:0" or "cpu"'
         ) from error
     if found is not None and found.type == "cuda" and not torch.cuda.is_available():
         build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
         raise ValueError(
-            f"{where}: device is {device!r}, but torch {torch.__version__}, {build}, sees no GPU "
+            f"{name} is {device!r}, but torch {torch.__version__}, {build}, sees no GPU "
             'here; give "cpu", or look at nvidia-smi, CUDA_VISIBLE_DEVICES and the build of torch'
         )
     return found

@@ -69,7 +69,7 @@ def join(
     """
     keep_lines_whole()
     if device != "auto":
-        find_device(device, where="join")
+        find_device(device, name="join: device")
     on_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     if not on_cuda:
         keep_freed_memory()

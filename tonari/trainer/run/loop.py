@@ -251,9 +251,9 @@ def train_observed(
 
 def _check_device(device: str) -> None:
     try:
-        find_device(None if device == "auto" else device)
+        find_device(None if device == "auto" else device, name="run.device")
     except ValueError as error:
-        raise ConfigError(str(error).replace("Loader: device", "run.device")) from error
+        raise ConfigError(str(error)) from error
 
 
 class Run:
