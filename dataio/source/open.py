@@ -26,7 +26,7 @@ from dataio.source.counts import (
 from dataio.source.expand import Names, expand, shown_name
 from dataio.source.formats.arrays import NumpySource
 from dataio.source.formats.folder import ImageFolderSource
-from dataio.source.formats.grids import open_rows
+from dataio.source.formats.grids import ArrayFiles, open_rows
 from dataio.source.listing import (
     ARRAYS,
     FOLDER,
@@ -99,6 +99,7 @@ def open_source(
     spec: str
     | os.PathLike[str]
     | Sequence[str | os.PathLike[str]]
+    | ArrayFiles
     | WebDatasetPipeline
     | Arrays
     | MapDataset,
@@ -119,8 +120,8 @@ def open_source(
             Face, MDS or LitData dataset, or of one directory of images for each class; or a
             `webdataset.WebDataset`, whose decoders, maps and filters run once over each sample as
             it is counted, and once as it is staged. Array files all of whose arrays have one row
-            a sample open as `ArrayFiles` of them. A dict of arrays becomes a `NumpySource`, a
-            map-style dataset a `DatasetSource`.
+            a sample open as `ArrayFiles` of them; give those of others. A dict of arrays becomes a
+            `NumpySource`, a map-style dataset a `DatasetSource`.
         world: The ranks that open it; by default this process alone.
         storage: Reads, with its own limits; by default without any.
         index_cache: A directory of this node, made where it is not there, that keeps how many
@@ -133,6 +134,8 @@ def open_source(
     Raises:
         SourceError: On every rank, if the pattern names nothing, or any rank finds a broken shard.
     """
+    if isinstance(spec, ArrayFiles):
+        return spec.open(world)
     check_openable(spec)
     if isinstance(spec, Mapping) or not (names_shards(spec) or is_pipeline(spec)):
         return wrapped(spec)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from draw_shapes import arrow, box, picture, words  # type: ignore[import-not-found]
 
+Picture = tuple[str, int, list[str]]
+"""A title, the height in pixels, and what is drawn."""
 ASSETS = Path(__file__).parents[1] / "assets"
 
 
@@ -15,7 +17,7 @@ def cell(x: float, y: float, kind: str, text: object = "", height: float = 24) -
     return [box(x, y, 26, height, kind), words(x + 13, y + height - 7, f"{text}", "ink tiny mid")]
 
 
-def patterns() -> str:
+def patterns() -> Picture:
     """In which order two clients read samples, by pattern."""
     order = [9, 3, 0, 6, 1, 0, 8, 4, 0, 2, 7, 5]
     drawn = []
@@ -46,10 +48,10 @@ def patterns() -> str:
     drawn += [box(200, 362, 18, 14, "new"), words(226, 374, "by another, or written", "soft small")]
     drawn += [box(410, 362, 18, 14, "pale"), words(436, 374, "not read", "soft small")]
     drawn += [words(520, 374, "the numbers are the order", "soft small")]
-    return picture("What each pattern reads of a directory or a shard", 394, drawn)
+    return "What each pattern reads of a directory or a shard", 394, drawn
 
 
-def trained() -> str:
+def trained() -> Picture:
     """Which rows a step trained, and when a sample was trained."""
     drawn = [words(144 + 30 * step + 13, 66, f"{step}", "soft tiny mid") for step in range(10)]
     drawn += [words(136, 66, "step", "soft small end")]
@@ -61,7 +63,7 @@ def trained() -> str:
             drawn += cell(144 + 30 * step, y, kind, 17 if step == at else "")
         words_of = "hidden: it was not trained" if at is None else f"sample 17 in step {at}"
         drawn += [words(456, y + 17, words_of, "soft small")]
-    return picture(
+    return (
         "A log of rows answers both ways",
         288,
         [
@@ -85,7 +87,7 @@ def trained() -> str:
     )
 
 
-def losses() -> str:
+def losses() -> Picture:
     """Losses of three rows over the epochs of a run."""
     drawn = []
     for row, (name, values, then) in enumerate((
@@ -102,10 +104,10 @@ def losses() -> str:
         drawn += [words(490, bottom - 20, then, "soft small")]
     drawn += [words(191 + 36 * epoch, 322, f"{epoch}", "soft tiny mid") for epoch in range(8)]
     drawn += [words(490, 322, "epoch", "soft tiny")]
-    return picture("The losses of three rows, an epoch a bar", 340, drawn)
+    return "The losses of three rows, an epoch a bar", 340, drawn
 
 
-def simulated() -> str:
+def simulated() -> Picture:
     """Two ranks in a step: computing, messages, waits; and the reader's batches."""
     lanes = {
         "rank 0": [
@@ -125,7 +127,7 @@ def simulated() -> str:
         for start, length, kind, text in events:
             drawn += [box(150 + start, y, length - 3, 30, kind)]
             drawn += [words(150 + start + length / 2, y + 20, text, "ink tiny mid")]
-    return picture(
+    return (
         "A step as a plan simulates it",
         274,
         [
@@ -146,4 +148,4 @@ def simulated() -> str:
 
 if __name__ == "__main__":
     for draw in (patterns, trained, losses, simulated):
-        (ASSETS / f"{draw.__name__}.svg").write_text(draw())
+        (ASSETS / f"{draw.__name__}.svg").write_text(picture(*draw()))

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from dataio.base.filesystem import cache_directory
 from dataio.base.sizes import parse_bytes
-from dataio.source import open_some
+from dataio.source import open_some, open_source
 from dataio.source.formats.grids.source import ArrayFilesSource
 from dataio.world import World, leave_together
 from tonari.bench.errors import BenchError
@@ -32,7 +32,7 @@ from tonari.bench.storage.results.dlio import write_summaries
 from tonari.bench.storage.results.document import to_document, write_document
 from tonari.bench.storage.results.results import Results
 from tonari.bench.storage.training.pipeline import PipelineOptions, run_ways
-from tonari.cache.stage import parse_fields
+from tonari.cache.stage import along, parse_fields
 from tonari.errors import CommandError
 from tonari.meet import meet
 from tonari.outputs import check_output, check_plot, check_report, make_directory
@@ -102,6 +102,8 @@ class IO:
     """Of the dataset's samples, to train on them, as in `tonari cache stage`: image=image:jpg
     label=int:cls, or x=array:float32:64x64:t2m; defaults to the numbers of array files, and for
     others to a dataset of the benchmark's own."""
+    axis: str | None = None
+    """Of a dataset of array files: the axis whose places are the samples, as in `tonari stats`."""
     direct: bool = False
     """Read cold with O_DIRECT, where the filesystem takes it."""
     metadata_storm: bool = False
@@ -187,7 +189,7 @@ class IO:
             hidden_fraction=self.hidden, epochs=self.epochs,
             dataloader_epochs=self.dataloader_epochs, workers=self.workers, seed=self.seed,
             dataset=self.dataset if self.fields else None,
-            fields=parse_fields(self.fields) if self.fields else {},
+            fields=parse_fields(self.fields) if self.fields else {}, axis=self.axis,
         )  # fmt: skip
 
     def find_fields(self) -> tuple[str, ...]:
@@ -204,7 +206,8 @@ class IO:
         if not self.training_wanted:
             dataset_files(self.dataset)
             return ()
-        source, fields = open_some(self.dataset, num_shards=1), self.fields
+        data, fields = along(self.dataset, self.axis), self.fields
+        source = open_source(data) if self.axis else open_some(self.dataset, num_shards=1)
         if isinstance(source, ArrayFilesSource) and not fields:
             fields = tuple(
                 f"{key.replace('/', '_')}=array:{its.dtype}:{'x'.join(map(str, its.shape))}:{key}"

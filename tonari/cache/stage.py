@@ -12,6 +12,7 @@ import tyro
 
 from dataio import (
     Array,
+    ArrayFiles,
     Bytes,
     Field,
     Float,
@@ -132,6 +133,13 @@ def parse_field(text: str) -> tuple[str, Field]:
         f"ids=tokens:uint16:npy or x=array:float32:3x4:npy, with a KIND of "
         f"{', '.join(SIMPLE)}, array"
     )
+
+
+def along(names: str | Sequence[str], axis: str | None) -> str | Sequence[str] | ArrayFiles:
+    """Take samples of array files along an axis, its name or number; None: as a loader does."""
+    if axis is None:
+        return names
+    return ArrayFiles(names, axis=int(axis) if axis.isdecimal() else axis)
 
 
 def parse_fields(texts: Sequence[str]) -> dict[str, Field]:

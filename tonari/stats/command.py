@@ -11,7 +11,7 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from dataio import Array, ArrayFiles, Field, Float, Image, Int, Source, open_source
+from dataio import Array, Field, Float, Image, Int, Source, open_source
 from dataio.base.progress import ProgressBar
 from dataio.rows.decode import decode_image, image_shape
 from dataio.rows.rows import Rows, row_offsets
@@ -19,7 +19,7 @@ from dataio.source.formats.grids.source import ArrayFilesSource
 from dataio.source.names import IMAGE_KEYS, fields_there
 from dataio.world import World
 from dataio.world.agree import together
-from tonari.cache.stage import parse_fields
+from tonari.cache.stage import along, parse_fields
 from tonari.errors import CommandError
 from tonari.probes import join
 from tonari.report.tables import UNKNOWN, Table
@@ -71,10 +71,7 @@ def main(argv: list[str]) -> int:
     except ValueError as error:
         raise CommandError(str(error)) from error
     with join() as world:
-        name = options.axis
-        axis = int(name) if name and name.isdecimal() else name
-        data = ArrayFiles(options.dataset, axis=axis).open(world) if name else None
-        source = data or open_source(options.dataset, world=world)
+        source = open_source(along(options.dataset, options.axis), world=world)
         fields = fields or together(world, lambda: _usual(source), doing="look for fields")
         found, num_rows = measure_source(source, fields, world, per=options.per, rows=options.rows)
         if world.rank == 0:

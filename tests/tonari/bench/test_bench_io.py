@@ -139,6 +139,7 @@ def test_it_trains_on_what_a_loader_opens_and_refuses_others_before_measuring(
     # Of the arrays the fields are known.
     for words, count in (
         ([f"{tmp_path}/a.zarr"], 48),
+        ([f"{tmp_path}/a.zarr", "--axis", "1"], 16),
         ([f"{tmp_path}/folder", "--fields", "image=image:image", "label=int:label"], 24),
     ):
         assert cli.main([*given, *words]) == 0, capsys.readouterr().err

@@ -49,7 +49,7 @@ class SharedBatches:
         self, samples: SharedSamples, *, batch_size: int, workers: int, world: World, seed: int
     ) -> None:
         self.samples = samples
-        self._batches = _RankBatches(samples.num_samples, batch_size, world=world, seed=seed)
+        self._batches = _RankBatches(len(samples), batch_size, world=world, seed=seed)
         # forkserver: forking a process that runs MPI is not safe
         self._loader: DataLoader[SampleValues] | None = DataLoader(
             samples, batch_sampler=self._batches, num_workers=workers,
@@ -98,7 +98,7 @@ def _read_bytes(process: int) -> int:
 
 def sample_work_s(samples: SharedSamples, batch_size: int, *, world: World) -> float:
     """Measure the DataLoader's work on a sample whose bytes are in memory. Collective."""
-    fetched = samples.fetch(range(min(batch_size, samples.num_samples)))
+    fetched = samples.fetch(range(min(batch_size, len(samples))))
     took_s = []
     for _ in range(BATCHES_TIMED):
         started = time.perf_counter()

@@ -19,6 +19,7 @@ from tonari.bench.errors import BenchError
 from tonari.bench.storage.patterns.measure import files_below
 from tonari.bench.storage.patterns.together import agree
 from tonari.bench.storage.site.site import Site, describe_site
+from tonari.cache.stage import along
 
 SHARD_BYTES = 64 << 20
 SHARDS_PER_RANK = 2
@@ -37,6 +38,7 @@ class OwnShards:
     part_bytes: list[int]
     files: list[Path]
     site: Site
+    axis: str | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -47,14 +49,16 @@ class OwnShards:
         return self.num_bytes / self.num_samples
 
 
-def open_shards(patterns: Sequence[str], fields: Mapping[str, Field], world: World) -> OwnShards:
+def open_shards(
+    patterns: Sequence[str], fields: Mapping[str, Field], world: World, axis: str | None = None
+) -> OwnShards:
     """Open whatever patterns name, as a loader does. Collective."""
     paths = list_parts(patterns)
-    source = open_source(paths, world=world)
+    source = open_source(along(paths, axis), world=world)
     parts = [files_below(Path(path)) for path in paths]
     num_bytes = [sum(file.stat().st_size for file in files) for files in parts]
     site = describe_site(Path(paths[0]).parent)
-    return OwnShards(paths, fields, source.num_samples, num_bytes, [*chain(*parts)], site)
+    return OwnShards(paths, fields, source.num_samples, num_bytes, [*chain(*parts)], site, axis)
 
 
 def own_fields(sample_bytes: int) -> Mapping[str, Field]:

@@ -52,6 +52,7 @@ class PipelineOptions:
         sample_bytes: Likewise.
         dataset: The user's shards instead: patterns.
         fields: What to keep of their samples.
+        axis: Of array files; see `along`.
         exchange: Of a rank's rows, an epoch.
         hidden_fraction: Of the rows, an epoch.
         epochs: Of null storage and of what is staged, >= 2.
@@ -70,6 +71,7 @@ class PipelineOptions:
     sample_bytes: int = 112 << 10
     dataset: Sequence[str] | None = None
     fields: Mapping[str, Field] = field(default_factory=dict)
+    axis: str | None = None
     exchange: float = 0.1
     hidden_fraction: float = 0.3
     epochs: int = 4
@@ -143,7 +145,7 @@ def run_ways(
         own = stack.enter_context(own_directory(scratch / name))
         root = MEMORY if MEMORY.is_dir() else own
         memory = stack.enter_context(own_directory(root / f"{name}-null"))
-        data = open_shards(paths, fields, world)
+        data = open_shards(paths, fields, world, options.axis)
         _check_enough(data, options.batch_size, world)
         job = TrainingRates(
             world=world, data=data, step_s=_step_s(options, world, notify), workers=options.workers,

@@ -16,6 +16,8 @@ from dataio.rows.fields import Stored
 from dataio.source import Storage, scan_shard
 from dataio.source.formats.tar.index import ShardIndex, read_index
 from tonari.bench.errors import BenchError
+from tonari.bench.storage.training.own_set import OwnShards
+from tonari.cache.stage import along
 
 Value = NDArray[np.generic] | bytes
 SampleValues = dict[str, Value]
@@ -85,29 +87,18 @@ class SharedSamples(Dataset[SampleValues]):
     whatever of them can only be read whole is read whole.
 
     Args:
-        paths: Shards.
-        fields: What a sample holds.
-        num_samples: How many there are.
+        data: The shards.
         index: Of tar shards; None for other formats.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        fields: Mapping[str, Field],
-        num_samples: int,
-        index: TarIndex | None,
-    ) -> None:
-        self.paths = list(paths)
-        self.fields = dict(fields)
-        self.num_samples = num_samples
-        self.index = index
+    def __init__(self, data: OwnShards, index: TarIndex | None) -> None:
+        self.data, self.fields, self.index = data, data.fields, index
         # Opened once a process: workers open their own.
         self._files: dict[int, int] = {}
         self._source: Source | None = None
 
     def __len__(self) -> int:
-        return self.num_samples
+        return self.data.num_samples
 
     def __getitem__(self, number: int) -> SampleValues:
         return self.__getitems__([number])[0]
@@ -130,8 +121,9 @@ class SharedSamples(Dataset[SampleValues]):
             data = memoryview(os.pread(self._file(shard), length, offset))
             if len(data) < length:
                 raise BenchError(
-                    f"{self.paths[shard]}: has {len(data)} of {length} bytes at {offset}; expected "
-                    "a file that stays as it is until the benchmark ends: keep other jobs from it"
+                    f"{self.data.paths[shard]}: has {len(data)} of {length} bytes at {offset}; "
+                    "expected a file that stays as it is until the benchmark ends: keep other jobs "
+                    "from it"
                 )
             at = zip(self.fields, inside[::2], inside[1::2], strict=True)
             fetched.append({name: data[start : start + size] for name, start, size in at})
@@ -163,12 +155,12 @@ class SharedSamples(Dataset[SampleValues]):
 
     def _file(self, shard: int) -> int:
         if shard not in self._files:
-            self._files[shard] = os.open(self.paths[shard], os.O_RDONLY | os.O_CLOEXEC)
+            self._files[shard] = os.open(self.data.paths[shard], os.O_RDONLY | os.O_CLOEXEC)
         return self._files[shard]
 
     def _fetch_rows(self, numbers: Sequence[int]) -> list[dict[str, Stored]]:
         if self._source is None:
-            self._source = open_source(self.paths)
+            self._source = open_source(along(self.data.paths, self.data.axis))
         found: dict[int, dict[str, Stored]] = {}
         for rows in self._source.read(np.unique(np.asarray(numbers, np.int64)), self.fields):
             ends = np.cumsum(rows.lengths, axis=0)

@@ -18,6 +18,7 @@ from tonari.bench.storage.training.own_set import OwnShards
 from tonari.bench.storage.training.predict import WayName
 from tonari.bench.storage.training.shared_samples import SharedSamples, index_tars
 from tonari.bench.storage.training.ways import Ran, add_read, shared_bytes
+from tonari.cache.stage import along
 
 OnEpoch = Callable[[WayName, int], None]
 
@@ -77,8 +78,8 @@ class TrainingRates:
         self._evict()
         with TimedSteps(world, f"stage ({name})") as staging:
             loader = Loader(
-                paths, batch_size=self.batch_size, fields=self.data.fields, cache=cache,
-                shuffle=shuffle, importance=importance, seed=self.seed, world=world,
+                along(paths, self.data.axis), batch_size=self.batch_size, fields=self.data.fields,
+                cache=cache, shuffle=shuffle, importance=importance, seed=self.seed, world=world,
                 staging=Staging(readers=self.staging_readers, bandwidth=bandwidth),
                 reports=Reports(progress=False),
             )  # fmt: skip
@@ -142,7 +143,7 @@ class TrainingRates:
         index = None
         if all(path.endswith(".tar") for path in self.data.paths):
             index = index_tars(self.data.paths, self.data.fields, self.world)
-        return SharedSamples(self.data.paths, self.data.fields, self.data.num_samples, index)
+        return SharedSamples(self.data, index)
 
     def _train(self, batches: Iterator[int]) -> int:
         """Do the epoch's steps; returns how many samples they had. Collective."""
