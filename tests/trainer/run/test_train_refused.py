@@ -99,17 +99,16 @@ def test_a_second_run_in_one_directory_is_refused_before_it_stages(
 ) -> None:
     """Also where both begin in a directory that neither has made yet."""
     refused = r"run\.directory is .*run, into which process \d+ on .* writes a run; wait for it"
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, monkeypatch.context() as patch:
 
         def take(path: Path) -> contextlib.AbstractContextManager[bool]:
             stack.enter_context(held_elsewhere(path))
             return claim(path)
 
-        monkeypatch.setattr(outputs, "claim", take)
-        monkeypatch.setattr(Loader, "__init__", None)  # nothing is staged
+        patch.setattr(outputs, "claim", take)
+        patch.setattr(Loader, "__init__", None)  # nothing is staged
         with pytest.raises(ConfigError, match=refused):
             run(config, "run", "run.epochs=1")
-        monkeypatch.undo()
     # Its owner was killed: nothing is left to clean up.
     run(config, "run", "run.epochs=1")
 
