@@ -64,8 +64,12 @@ def test_a_run_without_failures_takes_exactly_its_parts(interval_s, checkpoints)
     ],
 )
 def test_a_time_limit_ends_jobs_which_go_on_from_a_checkpoint(changes, ended_s) -> None:
-    run = long_run(limit_s=21010.0, signal_s=1000.0, queue_s=600, start_s=10, staging_s=1000)
-    assert simulate(replace(run, **changes), runs=2, seed=0).ended_s == pytest.approx(ended_s)
+    run = long_run(
+        limit_s=21010.0, signal_s=1000.0, queue_s=600, start_s=10, staging_s=1000, ending_s=7
+    )
+    found = simulate(replace(run, **changes), runs=2, seed=0)
+    assert found.ended_s == pytest.approx(ended_s)
+    assert found.cost_s[BEGUN] == pytest.approx(600 + 10 + 1000)
 
 
 def test_a_failure_while_the_last_checkpoint_is_written_loses_it() -> None:
@@ -148,6 +152,13 @@ def test_a_seed_gives_the_same_figures_and_another_one_others(capsys) -> None:
         assert main([*COMMAND, *TIMES, "--nodes", "64", "--json", "--seed", seed]) == 0
         shown.append(json.loads(capsys.readouterr().out) | {"seed": None})
     assert shown[0] == shown[1] != shown[2]
+    assert 0 < shown[0]["in_time"] < 100 < shown[0]["runs"]
+    half_day = shown[0]["end_days"]["median"]
+    assert half_day > 3, "fewer than half are in time"
+    followed_s = sum(each[cause] for each in shown[0]["followed"] for cause in CAUSES)
+    assert followed_s / 86400 == pytest.approx(half_day)
+    by_goodput = sorted(shown[0]["tried"], key=lambda each: each["goodput_fraction"])
+    assert shown[0]["best_s"] in [each["interval_s"] for each in by_goodput[-2:]]
     assert shown[0]["run"]["work_s"] == {"steps": 9 * 6 * 3600}
     assert shown[0]["run"]["limit_s"] is None
     assert sum(shown[0]["hours"].values()) > 54
@@ -206,3 +217,6 @@ def test_a_run_that_never_gets_ahead_is_given_up(capsys) -> None:
     shown = capsys.readouterr().out
     assert "The run does not end within its 3 days: 0 of 3 rehearsals did." in shown
     assert "Given up were 3, after 12 days or 3,000 starts." in shown
+    found = simulate(long_run(limit_s=9e3, days=3), runs=2, seed=0)
+    assert np.isinf(found.ended_s).all()
+    assert found.spent_s.sum(axis=0) == pytest.approx(12 * 86400, abs=9e3)
