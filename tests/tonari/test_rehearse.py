@@ -198,6 +198,7 @@ def test_times_and_nodes_come_from_a_plan(tmp_path: Path, capsys) -> None:
     [
         ("", 1, "--nodes, --epoch, --staging, --checkpoint-cost: not known; give them, or --plan"),
         ("--nodes 2 --epoch 1h --staging 0s", 1, "--checkpoint-cost: not known; give it, or"),
+        ("--nodes 2 {} --time-limit 4m", 1, "is 4 min, expected more than --signal, 5 min; give"),
         ("--nodes 0", 2, "--nodes: expected more than 0"),
         ("--checkpoint 10m 0s", 2, "--checkpoint: expected more than 0"),
         ("--disk-full 1", 2, "--disk-full is 1, expected a chance in [0, 1)"),

@@ -3,6 +3,7 @@
 import argparse
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from tonari.errors import CommandError
 from tonari.rehearse.model import LongRun
@@ -36,49 +37,58 @@ def make_run(
             f"--nodes is {given.nodes}, and {given.plan} is a plan for {plan.num_nodes}; plan that "
             "many with `tonari plan --cluster FILE`, or leave --nodes out"
         )
-    staging_s, checkpoint_s = given.staging, given.checkpoint_cost
-    nodes = plan.num_nodes if plan else given.nodes
-    work_s = {STEPS: given.epoch} if given.epoch or not plan else _epoch(plan)
-    assumed = []
-    if plan and staging_s is None:
-        staging_s = plan.staging_s + plan.late_rows_s
-    if plan and checkpoint_s is None:
-        checkpoint_s = plan.mean_s["checkpoint_s"] * plan.checkpoint_every or None
-    if checkpoint_s is None and config.run.checkpoint_async:
-        checkpoint_s = 0.0
+    work_s, times_s = _planned(given, plan)
+    nodes, assumed = plan.num_nodes if plan else given.nodes, []
+    if times_s["checkpoint_cost"] is None and config.run.checkpoint_async:
+        times_s["checkpoint_cost"] = 0.0
         assumed.append("--checkpoint-cost 0 s, as the file has run.checkpoint_async=true")
-    needed = {
-        "--nodes": nodes, "--epoch": work_s[STEPS], "--staging": staging_s,
-        "--checkpoint-cost": checkpoint_s,
-    }  # fmt: skip
+    needed = {"nodes": nodes, "epoch": work_s[STEPS], **times_s}
     if missing := [name for name, value in needed.items() if value is None]:
-        raise CommandError(
-            f"{', '.join(missing)}: not known; give {'it' if len(missing) == 1 else 'them'}"
-            + ("" if plan else ", or --plan FILE, which `tonari plan CONFIG.toml --probe FILE "
-               "--json > FILE` writes")
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+        by_plan = "" if plan else (
+            ", or --plan FILE, which `tonari plan CONFIG.toml --probe FILE --json > FILE` writes"
         )  # fmt: skip
-    others_s = {}
-    for name, seconds in {**assumed_s, "reload": checkpoint_s}.items():
-        others_s[f"{name}_s"] = getattr(given, name)
-        if others_s[f"{name}_s"] is None:
-            others_s[f"{name}_s"] = seconds
+        it = "it" if len(missing) == 1 else "them"
+        raise CommandError(f"{names}: not known; give {it}{by_plan}")
+    for name, seconds in {**assumed_s, "reload": times_s["checkpoint_cost"]}.items():
+        times_s[name] = getattr(given, name)
+        if times_s[name] is None:
+            times_s[name] = seconds
             assumed.append(f"--{name} {span(seconds)}")
+    limit_s = math.inf if given.time_limit is None else given.time_limit
+    if limit_s <= times_s["signal"]:
+        raise CommandError(
+            f"--time-limit is {span(limit_s)}, expected more than --signal, "
+            f"{span(times_s['signal'])}; give a longer limit, or a shorter --signal"
+        )
     epochs, intervals_s = _length(given, config, plan, sum(work_s.values()))
     run = LongRun(
         work_s={name: epochs * seconds for name, seconds in work_s.items()},
         days=given.days, nodes=nodes, mtbf_s=given.mtbf, interval_s=intervals_s[0],
-        checkpoint_s=checkpoint_s, staging_s=staging_s, keeps_caches=not given.empty_disks,
-        limit_s=math.inf if given.time_limit is None else given.time_limit,
-        full_fraction=given.disk_full, **others_s,
+        checkpoint_s=times_s["checkpoint_cost"], reload_s=times_s["reload"],
+        start_s=times_s["start"], staging_s=times_s["staging"],
+        keeps_caches=not given.empty_disks, queue_s=times_s["queue"],
+        ending_s=times_s["ending"], limit_s=limit_s, signal_s=times_s["signal"],
+        full_fraction=given.disk_full,
     )  # fmt: skip
     return run, intervals_s, assumed
 
 
-def _epoch(plan: Plan) -> dict[str, float]:
-    """Part what an epoch takes without its checkpoints."""
+def _planned(given: argparse.Namespace, plan: Plan | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Find an epoch's parts without its checkpoints, and what else a plan says; None: unknown."""
+    times_s = {"staging": given.staging, "checkpoint_cost": given.checkpoint_cost}
+    if plan is None:
+        return {STEPS: given.epoch}, times_s
+    if given.staging is None:
+        times_s["staging"] = plan.staging_s + plan.late_rows_s
+    if given.checkpoint_cost is None:
+        times_s["checkpoint_cost"] = plan.mean_s["checkpoint_s"] * plan.checkpoint_every or None
+    if given.epoch:
+        return {STEPS: given.epoch}, times_s
     steps_s = plan.mean_s["train_s"]
     others_s = sum(plan.mean_s.values()) - steps_s - plan.mean_s["checkpoint_s"]
-    return {STEPS: steps_s - plan.windows_s, QUOTA: plan.windows_s, OTHERS: others_s}
+    work_s = {STEPS: steps_s - plan.windows_s, QUOTA: plan.windows_s, OTHERS: others_s}
+    return work_s, times_s
 
 
 def _length(

@@ -87,21 +87,6 @@ class LongRun:
 
 
 @dataclass(frozen=True)
-class RehearsedStart:
-    """From one queueing of some runs to the next, or to their end.
-
-    Attributes:
-        spent_s: float64[cause, run].
-        kept_s: float64[run]: training that a checkpoint now holds.
-        how: int64[run]: how it ended.
-    """
-
-    spent_s: Array
-    kept_s: Array
-    how: Numbers
-
-
-@dataclass(frozen=True)
 class RehearsedRuns:
     """What became of some runs.
 
@@ -157,17 +142,17 @@ def simulate(run: LongRun, *, runs: int, seed: int, follow: int = 0) -> Rehearse
         if not goes_on.any():
             break
         before_s = restart(run, saved_s, unstaged_s)
-        start = train(run, before_s, saved_s, fails_s=fails_s, is_full=is_full)
-        # [cause, run]; nothing of runs that have ended
-        spent = start.spent_s * goes_on
+        spent, now = train(run, before_s, saved_s, fails_s=fails_s, is_full=is_full)
+        # Nothing more of runs that have ended
+        spent *= goes_on
         spent_s += spent
         cost_s[how, each] += spent[:BEFORE].sum(axis=0)
-        cost_s[start.how, each] += spent[BEFORE + 2 :].sum(axis=0)
-        times[start.how, each] += goes_on
-        saved_s += start.kept_s * goes_on
-        keeps = (start.how == LIMIT) & run.keeps_caches
+        cost_s[now, each] += spent[BEFORE + 2 :].sum(axis=0)
+        times[now, each] += goes_on
+        saved_s += spent[BEFORE]
+        keeps = (now == LIMIT) & run.keeps_caches
         unstaged_s = np.where(keeps, unstaged_s - spent[STAGING], run.staging_s)
-        how = np.where(goes_on, start.how, how)
+        how = np.where(goes_on, now, how)
         if goes_on[follow]:
             followed.append((spent[:, follow].tolist(), int(how[follow])))
     ended_s = np.where(how == DONE, spent_s.sum(axis=0), math.inf)
@@ -193,7 +178,7 @@ def restart(run: LongRun, saved_s: Array, unstaged_s: Array) -> Array:
 
 def train(
     run: LongRun, before_s: Array, saved_s: Array, *, fails_s: Array, is_full: NDArray[np.bool_]
-) -> RehearsedStart:
+) -> tuple[Array, Numbers]:
     """Train from a start until all is trained, or something ends it.
 
     Args:
@@ -202,6 +187,10 @@ def train(
         saved_s: float64[run]: training that checkpoints hold.
         fails_s: float64[run]: when a node fails, from the end of the queue on.
         is_full: bool[run]: whether a disk is full.
+
+    Returns:
+        float64[cause, run], of which a checkpoint then holds what was trained; int64[run]: how it
+        ended.
     """
     ready_s = before_s[1:].cumsum(axis=0)
     left_s = run.whole_s - saved_s
@@ -235,4 +224,4 @@ def train(
             np.where(how == LOST, run.ending_s, 0.0),
         ]
     )
-    return RehearsedStart(spent_s, kept_s, how)
+    return spent_s, how

@@ -106,8 +106,12 @@ def findings(made: LongRehearsal) -> list[str]:
         gets = f"goodput {best.goodput(run):.1%}, {made.in_time(best)} of {count} in time"
         lines.append(
             f"Of the intervals between checkpoints that were tried, {span(made.best_s)} is the "
-            f"best ({'that of the run' if made.best_s == run.piece_s else gets}); the formula of "
-            f"Young and Daly gives {span(run.young_daly_s)}."
+            f"best ({'that of the run' if made.best_s == run.piece_s else gets})"
+            + (
+                f"; the formula of Young and Daly gives {span(run.young_daly_s)}"
+                * (run.checkpoint_s > 0)
+            )
+            + "."
         )
     return lines
 
@@ -137,8 +141,6 @@ def tables(made: LongRehearsal) -> list[Table]:
         for n, name in ENDS.items() if times[n]
     ]  # fmt: skip
     marks = {run.piece_s: "of this run", min(run.young_daly_s, run.whole_s): "Young and Daly"}
-    if run.young_daly_s == run.piece_s:
-        marks[run.piece_s] = "of this run, Young and Daly"
     tried = [
         (span(each), _day(other, 0.5), _day(other, SURE), f"{other.goodput(run):.1%}",
          f"{made.in_time(other) / len(other.ended_s):.0%}", marks.get(each, ""))
@@ -178,32 +180,22 @@ def words(made: LongRehearsal) -> list[str]:
 def document(made: LongRehearsal) -> dict[str, object]:
     """Put it all into a JSON document; what is infinite is null."""
     run, found = made.run, made.found
+    shares = {"p5": 0.05, "median": 0.5, "p95": SURE}
 
-    def end_days(of: RehearsedRuns) -> dict[str, object]:
-        shares = {"p5": 0.05, "median": 0.5, "p95": 0.95}
-        return {name: _finite(of.day(share)) for name, share in shares.items()}
+    def figures(of: RehearsedRuns) -> dict[str, object]:
+        return {
+            "in_time": made.in_time(of), "goodput_fraction": of.goodput(run),
+            "end_days": {name: _finite(of.day(share)) for name, share in shares.items()},
+        }  # fmt: skip
 
+    times, cost_h = found.times.mean(axis=1).tolist(), (found.cost_s.mean(axis=1) / 3600).tolist()
     return {
         "run": {name: _finite(value) for name, value in asdict(run).items()},
-        "assumed": list(made.assumed),
-        "seed": made.seed,
-        "runs": len(found.ended_s),
-        "in_time": made.in_time(found),
-        "end_days": end_days(found),
-        "goodput_fraction": found.goodput(run),
-        "hours": hours_by_cause(made),
-        "ends": {
-            name: {"times": float(found.times[n].mean()),
-                   "hours": float(found.cost_s[n].mean() / 3600)}
-            for n, name in ENDS.items()
-        },
-        "young_daly_s": run.young_daly_s,
-        "best_s": made.best_s,
-        "tried": [
-            {"interval_s": each, "end_days": end_days(other),
-             "in_time": made.in_time(other), "goodput_fraction": other.goodput(run)}
-            for each, other in made.tried.items()
-        ],
+        "assumed": list(made.assumed), "seed": made.seed, "runs": len(found.ended_s),
+        **figures(found), "hours": hours_by_cause(made),
+        "ends": {name: {"times": times[n], "hours": cost_h[n]} for n, name in ENDS.items()},
+        "young_daly_s": run.young_daly_s, "best_s": made.best_s,
+        "tried": [{"interval_s": each, **figures(of)} for each, of in made.tried.items()],
         "followed": [
             {"ended": ENDS.get(how, "done"), **dict(zip(CAUSES, spent, strict=True))}
             for spent, how in found.followed
@@ -221,7 +213,7 @@ def charts(made: LongRehearsal) -> list[Chart]:
     unit, unit_s = ("day", DAY_S) if run.days >= 3 else ("hour", 3600.0)
     now, saved, progress, lost = 0.0, 0.0, [(0.0, 0.0)], []
     for spent, how in found.followed:
-        _, _, _, _, kept, checkpoint, repeated, ending = spent
+        kept, checkpoint, repeated, ending = spent[BEFORE:]
         now += sum(spent[:BEFORE]) / unit_s
         progress.append((now, saved / run.whole_s))
         now += (kept + checkpoint + repeated) / unit_s
@@ -262,10 +254,6 @@ def page(made: LongRehearsal, command: str) -> str:
         findings=findings(made),
         charts=charts(made),
         tables=tables(made),
-        facts=[
-            ("command", command),
-            ("assumed", ", ".join(made.assumed) or "nothing of the run's times"),
-            ("model", NOTE),
-        ],
+        facts=[("command", command), ("assumed", ", ".join(made.assumed)), ("model", NOTE)],
         settings=[(name, f"{value}") for name, value in asdict(run).items()],
     )
