@@ -54,6 +54,10 @@ COMMANDS = {
         "time this node, and a step of a job on it, for plan",
     ),
     "plan": ("tonari.plan.command", "say what a step of a job takes, before it runs"),
+    "rehearse": (
+        "tonari.rehearse.command",
+        "say whether a long run ends in time, while its nodes fail",
+    ),
     "search": (
         "tonari.plan.search_command",
         "list the fastest meshes for a job on a cluster that a file describes",

@@ -45,14 +45,15 @@ def placed(number: int, chart: Chart) -> str:
     return title + "".join(words) + curves
 
 
-def draw(charts: list[Chart]) -> str:
+def draw(charts: list[Chart], title: str) -> str:
     """Draw the charts."""
     width, height = COLUMNS * (WIDTH + GAP) - GAP, len(charts) // COLUMNS * (HEAD + HEIGHT + GAP)
     style = (
         ".soft.small,svg svg text{font-size:13px} svg svg text{fill:#5b6570} .grid{stroke:#dfe3e8} "
-        "@media (prefers-color-scheme: dark){svg svg text{fill:#a3bab6} .grid{stroke:#343a41}}"
+        ".mark{fill:#b3341b} "
+        "@media (prefers-color-scheme: dark){svg svg text{fill:#a3bab6} .grid{stroke:#343a41} "
+        ".mark{fill:#f2957f}}"
     )
-    title = "Charts of a run's page: loss, accuracy, hidden samples, seconds beside the steps"
     body = "\n".join(placed(number, chart) for number, chart in enumerate(charts))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img">\n'
@@ -64,4 +65,5 @@ def draw(charts: list[Chart]) -> str:
 if __name__ == "__main__":
     history = read_history(Path(sys.argv[1]) / "metrics.jsonl")
     shown = [chart for chart in charts_of(history) if chart.title in SHOWN]
-    (Path(__file__).parents[1] / "assets/run_page.svg").write_text(draw(shown))
+    title = "Charts of a run's page: loss, accuracy, hidden samples, seconds beside the steps"
+    (Path(__file__).parents[1] / "assets/run_page.svg").write_text(draw(shown, title))

@@ -38,6 +38,8 @@ SCREENS = {
     "data.cache.path=cache importance.kind=random importance.fraction=0.3",
     "rows": "rows run-log --step 2",
     "plan": "plan run.toml --probe probe.json --picture plan.svg",
+    "rehearse": "rehearse run.toml run.epochs=90 --nodes 64 --days 30 --mtbf 2000h --epoch 6h "
+    "--staging 20m --checkpoint-cost 1m --time-limit 24h --disk-full 0.01",
     "search": "search gpt.toml --cluster h100.toml --world 2",
     "ablate": "ablate study.toml --out study-{kind}",
     "bench_io": f"bench io disk --scratch node --csv io.csv {PHASES}",
@@ -202,6 +204,7 @@ def run_all(directory: Path) -> dict[str, str]:
     import tonari.ablate.call
     import tonari.bench.command
     import tonari.plan.report
+    import tonari.rehearse.report
     import tonari.rows.command
     import tonari.trainer.run.loop  # noqa: F401
 

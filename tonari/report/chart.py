@@ -43,6 +43,7 @@ class Chart:
             logarithm where they differ by more than `LOG` times.
         until: The last step of the axis.
         marks: Steps to point at, from above.
+        unit: What stands in place of steps.
     """
 
     title: str
@@ -50,6 +51,7 @@ class Chart:
     scale: Scale
     until: float
     marks: Sequence[float] = ()
+    unit: str = "step"
 
     @property
     def legend(self) -> list[tuple[str, str]]:
@@ -83,8 +85,8 @@ class Chart:
         body += [f'<path class="mark" d="M{self._x(at) - 4:.1f} 1h8l-4 7z"/>' for at in self.marks]
         return (
             f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img"><title>{escape(self.title)}, by '
-            f'step</title>{"".join(body)}<text x="{WIDTH - RIGHT:g}" y="{HEIGHT - 6:g}" '
-            'text-anchor="end">step</text></svg>'
+            f'{self.unit}</title>{"".join(body)}<text x="{WIDTH - RIGHT:g}" y="{HEIGHT - 6:g}" '
+            f'text-anchor="end">{self.unit}</text></svg>'
         )
 
     def _x(self, step: float) -> float:

@@ -11,6 +11,13 @@ def duration(seconds: float) -> str:
     return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "\N{MICRO SIGN}s"), (1e-9, "ns")))
 
 
+def span(seconds: float) -> str:
+    """Write a time in the largest unit, up to days, of which it has one."""
+    if seconds < 60:
+        return duration(seconds)
+    return _scaled(seconds, ((86400.0, "d"), (3600.0, "h"), (60.0, "min")))
+
+
 def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
     for scale, name in units:
         if value >= scale * 0.9995:

@@ -25,7 +25,7 @@ def spend(clock: SetClock, timed: EpochParts, part: str, seconds: float) -> None
 def plan(*, checkpoint_every: int = 1, refresh_every: int = 0, **mean_s: float) -> Plan:
     return Plan(
         mean_s=dict.fromkeys(PARTS, 0.0) | mean_s, staging_s=4.0, refresh_every=refresh_every,
-        checkpoint_every=checkpoint_every,
+        checkpoint_every=checkpoint_every, steps=1, windows_s=0.0, late_rows_s=0.0, num_nodes=1,
     )  # fmt: skip
 
 

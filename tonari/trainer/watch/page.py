@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 PAGE = "run.html"
 """In a run's directory."""
+TEMPLATE = Path(__file__).with_name("run.jinja")
 EVERY_S = 60.0
 """Between two writings of a page."""
 LOSS = "Loss"
@@ -94,7 +95,7 @@ def page_of(
         for start in record.starts
     ]
     return lay_out(
-        Path(__file__).with_name("run.jinja"),
+        TEMPLATE,
         heading=directory.absolute().name,
         subtitle=f"{settings['model']['kind']}, trained on {_words(settings['data']['train'])}",
         findings=[*_findings(directory, record, settings, history, state, spikes)],

@@ -35,12 +35,20 @@ class Plan:
         staging_s: Before the first epoch.
         refresh_every: Hidden rows are scored anew at the end of every so many epochs; 0: never.
         checkpoint_every: A checkpoint follows every so many epochs; 0: none does.
+        steps: Of an epoch.
+        windows_s: Of its steps, waits for rows beyond the quota.
+        late_rows_s: For which the first epoch waits for rows that are staged beside it.
+        num_nodes: Of the job.
     """
 
     mean_s: Mapping[str, float]
     staging_s: float
     refresh_every: int
     checkpoint_every: int
+    steps: int
+    windows_s: float
+    late_rows_s: float
+    num_nodes: int
 
     def parts_of(self, epoch: int) -> dict[str, float]:
         """Return what is planned for an epoch, and for the checkpoint of the epoch before."""
@@ -72,13 +80,13 @@ def plan_settings(config: Config) -> dict[str, object]:
     return dict(flat(tables))
 
 
-def read_plan(path: Path, config: Config, world: World) -> Plan:
+def read_plan(path: Path, config: Config, world: World | None) -> Plan:
     """Read a plan of this run.
 
     Args:
         path: What ``tonari plan --json`` printed.
         config: The run's settings.
-        world: Its ranks.
+        world: Its ranks; None: not known yet.
 
     Raises:
         ConfigError: If it is no plan, has no epoch, or is of another run.
@@ -98,12 +106,16 @@ def read_plan(path: Path, config: Config, world: World) -> Plan:
             staging_s=float(epoch["staging_s"]),
             refresh_every=int(epoch["refresh_every"]),
             checkpoint_every=int(epoch["checkpoint_every"]),
+            steps=int(epoch["steps"]),
+            windows_s=float(epoch["windows_s"]),
+            late_rows_s=float(epoch["late_rows_s"]),
+            num_nodes=int(epoch["num_nodes"]),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path}: not a plan of an epoch ({type(error).__name__}: {error}); {cure}"
         ) from error
-    if found != (world.world_size, world.num_nodes):
+    if world and found != (world.world_size, world.num_nodes):
         raise ConfigError(
             f"{path}: a plan for {found[0]} ranks on {found[1]} nodes, and the run has "
             f"{world.world_size} on {world.num_nodes}; {cure}"

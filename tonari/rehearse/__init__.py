@@ -1,0 +1,1 @@
+"""`tonari rehearse`: a long run whose nodes fail, in virtual time."""
