@@ -194,6 +194,7 @@ def agreed(
     """Describe what must be the same on all ranks, for `check_agreement`."""
     return {
         "quota": arguments.cache.quota_bytes,
+        "copies": arguments.cache.copies,
         "source fingerprint": source.fingerprint,
         "batch_size": arguments.batch_size,
         "drop_last": arguments.drop_last,

@@ -27,22 +27,31 @@ class NodeCache:
         quota: Bytes that this node's cache of the dataset may take, such as ``"200GB"``; not that
             of an evaluation. Rows that do not fit are read from the source in every epoch, ahead of
             their batches, which are the same ones. None: as much as the rows need.
+        copies: Nodes that hold each row: with 2, the rows of a node that is lost come from another
+            one and not from the source. Twice the storage, and twice the bytes of an exchange. Not
+            of an evaluation; without effect on one node, and where every node holds every row.
+            All nodes need as many ranks.
         verify: When a row's checksum is checked: ``"once"``, as this process first reads the row,
             and of every 256 batches one again: most damage that comes later is trained unseen.
             ``"always"`` finds it, each time that a row is read. ``"never"`` finds none.
 
     Raises:
-        ValueError: If the quota is no size, or the path a URL.
+        ValueError: If the quota is no size, or is given with copies; or if the path is a URL.
     """
 
     path: str | os.PathLike[str] = "auto"
     _: KW_ONLY
     quota: str | int | None = None
+    copies: Literal[1, 2] = 1
     verify: Verify = "once"
 
     def __post_init__(self) -> None:
         check_path(self.path, "NodeCache: path")
-        _ = self.quota_bytes
+        if self.quota_bytes is not None and self.copies > 1:
+            raise ValueError(
+                "NodeCache: copies=2 and a quota exclude one another, because rows that do not "
+                "stay have no copy either; give copies=1 or no quota"
+            )
 
     @property
     def quota_bytes(self) -> int | None:

@@ -249,7 +249,8 @@ class RunState:
         self.abandon()
         self._go_to_samples_of(position)
         session = self.session
-        wanted = session.placements.at(position).sample_ids()
+        first_epoch = position.running.first_epoch
+        wanted = session.placements.sample_ids(position.epoch, first_epoch=first_epoch)
         node = load_part(
             saved, wanted, session.pool.scores.dtype, layout=session.layout, world=session.world,
             tag=session.lasting.first_tag,

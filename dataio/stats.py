@@ -18,7 +18,7 @@ Bytes by where they came from:
 Staging:
     ``staging_s`` reading the source, and ``staging_bytes`` of ``source_bytes`` and ``staged_rows``
     read meanwhile; ``pulled_rows`` that came from other nodes because a cache was lost, older or
-    laid out otherwise.
+    laid out otherwise, or as copies.
 With a quota:
     ``resident_fraction`` of this node's rows that stay, ``streamed_rows`` and ``streamed_bytes``
     read from the source because they do not, ``streamed_s`` that the source took for them beside
@@ -74,8 +74,8 @@ def collect_stats(
         **{name: last_epoch[name] for name in SPREAD if last_epoch},
         "epoch": epoch,
         "step": step,
-        "hidden_fraction": hidden / pool.cache.num_slots,
-        "excluded_fraction": excluded / pool.cache.num_slots,
+        "hidden_fraction": hidden / pool.num_slots,
+        "excluded_fraction": excluded / pool.num_slots,
         "padded_fraction": plan.padded_fraction if plan is not None else 0.0,
         **(plan.selection.figures if plan is not None else {}),
         "disk_bytes_written": pool.cache.log.tables.bytes_written,

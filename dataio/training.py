@@ -1,6 +1,7 @@
 """What a loader is made of: a session, and what deals, moves and scores its rows."""
 
 import contextlib
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from dataio.plan.exclusion import Exclusion
 from dataio.plan.history import no_field
 from dataio.plan.layout import Layout
 from dataio.plan.order import deal, deal_all, num_steps
-from dataio.plan.placement import Placements
+from dataio.plan.placement import Placements, copy_holders
 from dataio.plan.policies import ByCost, ByFields, DrawsRows
 from dataio.rowlog.attempts import Setup
 from dataio.rowlog.log import RowLog
@@ -50,6 +51,8 @@ from dataio.store.open import NodeRows
 from dataio.store.share import Share, lay_out
 from dataio.world import World
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Lasting:
@@ -61,6 +64,7 @@ class Lasting:
         figures: What is measured.
         line: Sums up an epoch's figures.
         first_tag: Of messages about rows that move.
+        copies_tag: Of messages about copies that move; -1: there are none.
     """
 
     opener: Opener
@@ -68,6 +72,7 @@ class Lasting:
     figures: Figures
     line: EpochLine
     first_tag: int
+    copies_tag: int = -1
 
 
 class TrainingSession(Session):
@@ -120,20 +125,26 @@ class TrainingSession(Session):
         self.sampling = find_sampling_groups(
             layout, replica=world.replica, holds_all=shuffle.holds_all
         )
+        # What every node holds has copies, and a lone node has nowhere to keep any.
+        copies = arguments.cache.copies > 1 and layout.num_nodes > 1 and not shuffle.holds_all
         self.placements = placements = Placements(
-            shuffle, layout, world.node, self.sampling.num_rows, seed, shuffle.num_leaving(layout)
-        )
+            shuffle, layout, world.node, self.sampling.num_rows, seed, shuffle.num_leaving(layout),
+            copy_holders(layout, seed=seed) if copies else None,
+        )  # fmt: skip
         share = Share(
             placements.num_slots,
             None if placements.num_leaving else placements.of(0, first_epoch=0),
             placements.num_leaving,
+            num_copied=placements.copied.num_slots if copies else 0,
         )
         super().__init__(
             NodeRows(source, fields, share, arguments, world, lasting.opener.root),
             pinned=lasting.delivery.pinned, are_excluded=exclusion.flags, earlier=earlier,
         )  # fmt: skip
         pool, gather, figures = self.pool, self.gather, lasting.figures
-        self.moves = PoolMoves(pool, placements, first_tag=lasting.first_tag)
+        self.moves = PoolMoves(
+            pool, placements, first_tag=lasting.first_tag, copies_tag=lasting.copies_tag
+        )
         self.feedback: Feedback = Feedback(
             pool.scores, pool.ids_in, rank=world.rank,
             num_lost=earlier.feedback.num_lost if earlier is not None else 0,
@@ -275,10 +286,16 @@ def begin_training(arguments: Arguments, world: World) -> tuple[TrainingSession,
         arguments = replace(arguments, batch_transform=then)
     if world.world_size > 1:
         check_agreement(agreed(arguments, source, fields, exclusion), world)
+    if arguments.cache.copies > 1 and layout.num_nodes == 1 and world.rank == 0:
+        log.warning(
+            "[rank 0] NodeCache: copies=2 on one node, where no other node can hold a copy: rows "
+            "are held once, as with copies=1"
+        )
     figures = Figures()
     lasting = Lasting(
         opener, DeviceDelivery(find_device(arguments.device)), figures,
         EpochLine(figures, source, world=world, metrics=metrics), world.open_channel(),
+        world.open_channel() if arguments.cache.copies > 1 else -1,
     )  # fmt: skip
     with contextlib.ExitStack() as undo:
         training = TrainingSession(

@@ -8,6 +8,7 @@ are checked by the same function. Pure.
 import difflib
 import functools
 import inspect
+import json
 import operator
 import types
 import typing
@@ -127,7 +128,7 @@ PYTHON = Language(
         tuple: "a tuple of {}", Sequence: "a list of {}", Callable: "a function",
         dict: "a mapping of {} to {}", Mapping: "a mapping of {} to {}",
     },
-    literal=lambda values: _either([f'"{value}"' for value in values]),
+    literal=lambda values: _either([json.dumps(value) for value in values]),
     other=lambda kind: {"PathLike": "a path", "ndarray": "an array"}.get(
         kind.__name__, f"a {kind.__module__.split('.')[0]}.{kind.__name__}"
     ),

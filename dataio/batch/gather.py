@@ -88,7 +88,7 @@ class Gather:
         cache, fields, world, workers = pool.cache, pool.fields, pool.world, arguments.workers
         transform, collate, seed = arguments.transform, arguments.collate, arguments.seed
         trusts_pictures = arguments.staging.check == "none"
-        self._cache = cache
+        self._cache, self._num_slots = cache, pool.num_slots
         self._begin = partial(pool.checked_source.raise_refused, are_excluded)
         self._place_of = partial(place_of, pool.source)
         self._fields = fields
@@ -101,6 +101,7 @@ class Gather:
         self._verifier = RowVerifier(
             cache,
             self._reader,
+            num_slots=pool.num_slots,
             verify=arguments.cache.verify,
             on_error=arguments.on_error,
             repair=pool.repair,
@@ -301,7 +302,7 @@ class Gather:
     def _padding(self, pending: Pending) -> Batch:
         """Make a batch of which no row decodes: of other rows of the pool, as padding."""
         work, num_rows = pending.work, len(pending.slot)
-        held = np.flatnonzero(self._cache.entries.present)
+        held = np.flatnonzero(self._cache.entries.present[: self._num_slots])
         for first in range(0, len(held), num_rows):
             slots = np.resize(held[first : first + num_rows], num_rows)
             located = locate(self._cache.entries, slots)

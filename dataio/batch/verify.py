@@ -40,6 +40,7 @@ class RowVerifier:
 
     Args:
         cache: The rows.
+        num_slots: Of the pool; copies of another node's rows behind them are in no batch.
         reader: Their files.
         verify: When to check a row.
         on_error: Whether a row that stays corrupt is an error.
@@ -51,11 +52,12 @@ class RowVerifier:
         cache: Cache,
         reader: RowReader,
         *,
+        num_slots: int,
         verify: Verify,
         on_error: OnError,
         repair: Repair | None,
     ) -> None:
-        self._cache = cache
+        self._cache, self._num_slots = cache, num_slots
         self._reader = reader
         self._verify = verify
         self._on_error = on_error
@@ -73,7 +75,7 @@ class RowVerifier:
             return [self._verify == "always"] * len(slots)
         if self._cache.log.generation != self._generation:
             self._generation = self._cache.log.generation
-            self._checked = np.zeros(len(self._cache.entries), np.bool_)
+            self._checked = np.zeros(self._num_slots, np.bool_)
             self._complete = False
         unchecked = np.zeros(len(slots), np.bool_)
         if not self._complete:
@@ -88,7 +90,7 @@ class RowVerifier:
     def forget(self, slots: NDArray[np.int64]) -> None:
         """Check these slots again: other rows lie there now."""
         if len(slots) and self._generation >= 0:
-            self._checked[slots] = False
+            self._checked[slots[slots < self._num_slots]] = False
             self._complete = False
 
     def check(

@@ -6,12 +6,14 @@ new samples, node by node. From there on rows move as under any layout of that l
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.seeding import ORDER_VERSION, digest
+from dataio.base.permutation import permute
+from dataio.base.seeding import ORDER_VERSION, digest, key
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Shuffle
 from dataio.plan.segment import Position
@@ -46,6 +48,8 @@ class Placements:
         num_slots: Of its pool.
         seed: The run's seed.
         num_leaving: Rows that every replica gives and takes an epoch; 0: nothing ever moves.
+        holders: int64[num_nodes]: Who holds a copy of each node's rows, behind its own and in the
+            order of the slots that they have there; None: there are no copies.
     """
 
     shuffle: Shuffle
@@ -54,9 +58,17 @@ class Placements:
     num_slots: int
     seed: int
     num_leaving: int
+    holders: NDArray[np.int64] | None = field(default=None, compare=False)
+
+    @cached_property
+    def copied(self) -> "Placements":
+        """Those of the node whose rows this one copies, where there are copies."""
+        assert self.holders is not None
+        node = int(np.flatnonzero(self.holders == self.node)[0])
+        return replace(self, node=node, num_slots=self.layout.pool_rows(node), holders=None)
 
     def of(self, epoch: int, *, first_epoch: int) -> Placement:
-        """Name an epoch's placement; ``first_epoch`` is the one in which the layout began."""
+        """Name an epoch's placement, copies and all; in ``first_epoch`` the layout began."""
         function_of: tuple[object, ...] = (self.shuffle.holds_all, self.layout, self.node)
         if self.layout.earlier and not self.shuffle.holds_all:
             function_of += self.layout.earlier
@@ -64,11 +76,19 @@ class Placements:
             function_of += (self.shuffle, self.seed, first_epoch)
         else:
             epoch = 0  # where rows never move, every epoch's placement is the first's
+        if self.holders is not None:
+            function_of += ("copied", self.copied.node)
         return Placement(
             digest(f"{function_of} {ORDER_VERSION}"),
             epoch,
-            self.num_slots,
-            lambda: self.sample_ids(epoch, first_epoch=first_epoch),
+            self.num_slots + (0 if self.holders is None else self.copied.num_slots),
+            lambda: (
+                self.sample_ids(epoch, first_epoch=first_epoch)
+                if self.holders is None
+                else np.concatenate(
+                    [one.sample_ids(epoch, first_epoch=first_epoch) for one in (self, self.copied)]
+                )
+            ),
         )
 
     def at(self, position: Position) -> Placement:
@@ -76,7 +96,7 @@ class Placements:
         return self.of(position.epoch, first_epoch=position.running.first_epoch)
 
     def sample_ids(self, epoch: int, *, first_epoch: int) -> NDArray[np.int64]:
-        """int64[num_slots]: The sample of every slot at the start of an epoch."""
+        """int64[num_slots]: The sample of every slot of the pool at the start of an epoch."""
         if self.shuffle.holds_all:
             return np.arange(self.layout.num_samples, dtype=np.int64)
         return samples_in(
@@ -87,6 +107,33 @@ class Placements:
             seed=self.seed,
             first_epoch=first_epoch,
         )
+
+
+def copy_holders(layout: Layout, *, seed: int) -> NDArray[np.int64]:
+    """Choose who holds a copy of each node's rows: the next in a ring that the seed draws.
+
+    Nodes that stand side by side are seldom neighbours there. Nobody says which rack they are in.
+
+    Args:
+        layout: Two nodes or more, with equally many replicas each.
+        seed: The run's seed.
+
+    Returns:
+        int64[num_nodes]: The holder of each node's rows, another node; each node is one's holder.
+
+    Raises:
+        ValueError: If nodes have other numbers of replicas: a rank acts for one of another node.
+    """
+    if not layout.is_even:
+        raise ValueError(
+            f"NodeCache: copies=2 on nodes of {min(layout.replicas)} to {layout.widest} ranks that "
+            "read, expected equally many on every node; start as many on each, or give copies=1"
+        )
+    nodes = np.arange(layout.num_nodes)
+    ring = permute(nodes, layout.num_nodes, key(seed, "copies"))
+    holders = np.empty_like(nodes)
+    holders[ring] = np.roll(ring, -1)
+    return holders
 
 
 def samples_in(

@@ -35,7 +35,7 @@ class FieldReader:
         world, cache = self._pool.world, self._pool.cache
         number = [column.name for column in cache.schema.fixed].index(name)
         file = cache.files.fixed[number]
-        located = locate(cache.entries, np.arange(cache.num_slots))
+        located = locate(cache.entries, np.arange(self._pool.num_slots))
         mine = file.rows.view(file.column.dtype).reshape(-1)[located.position]
         found = np.empty(self._num_samples, mine.dtype)
         if self._holds_all:

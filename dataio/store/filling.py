@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from dataio.base.progress import ProgressBar
 from dataio.options import Staging
+from dataio.plan.placement import Placement
 from dataio.rows.fields import Field
 from dataio.source.base import Source
 from dataio.source.storage.throttle import Throttle
@@ -39,6 +40,8 @@ class Filling:
         shares: Whether other jobs may read the cache once it is whole.
         shows_progress: Whether this rank says on standard error how far it is.
         staging: How rows come from the source.
+        num_owned: Slots before those of copies, which come from other nodes once these have their
+            rows; None: there are no copies.
         earlier: One of a pool of fewer samples, whose figures and messages' tags go on.
 
     Attributes:
@@ -59,6 +62,7 @@ class Filling:
         shares: bool,
         shows_progress: bool,
         staging: Staging,
+        num_owned: int | None = None,
         earlier: "Filling | None" = None,
     ) -> None:
         self._source = source
@@ -70,6 +74,8 @@ class Filling:
         self._shows_progress = shows_progress
         self._readers = staging.readers
         self._bandwidth = staging.bytes_per_s
+        self._num_owned = num_owned
+        self._wanted: Placement | None = None
         self.staging_s, self.staging_bytes, self.staged_rows = 0.0, 0, 0
         self.pulled_rows = self.pulled_bytes = 0
         # Of messages; no channel is taken before one is needed.
@@ -93,7 +99,7 @@ class Filling:
             groups: Ranges [start, stop) of slots, together all of them, in the order in which they
                 are staged. Then only the first is awaited. None: all rows are awaited.
         """
-        cache, world = self._cache, self._world
+        cache, world, self._wanted = self._cache, self._world, plan.wanted
         if plan.change == "name":
             cache.log.placement = plan.wanted.name
         holds_rows = cache.log.num_missing < len(cache.entries)
@@ -115,14 +121,36 @@ class Filling:
             self._pull(missing)
         if pulls or has_surplus:
             self._commit_pulled()
-            missing = find_missing(
-                cache.entries,
-                plan.wanted,
-                num_missing=cache.log.num_missing,
-                is_filled=cache.room.is_filled,
-                budget=self._quota.budget if self._quota is not None else None,
-            )
+            missing = self._missing(plan.wanted)
+        if self._num_owned is not None:
+            num_owned = int(np.searchsorted(missing.slots, self._num_owned))
+            missing = MissingRows(missing.slots[:num_owned], missing.sample_ids[:num_owned])
         self._stage(missing, groups or [(0, plan.wanted.num_slots)], in_groups=bool(groups))
+        if self._num_owned is not None and not groups:
+            self._take_copies()
+
+    def _missing(self, wanted: Placement) -> MissingRows:
+        cache = self._cache
+        return find_missing(
+            cache.entries,
+            wanted,
+            num_missing=cache.log.num_missing,
+            is_filled=cache.room.is_filled,
+            budget=self._quota.budget if self._quota is not None else None,
+        )
+
+    def _take_copies(self) -> None:
+        """Pull the copies that are missing, now that their owners have the rows. Collective.
+
+        What an owner cannot give, as it is damaged there, comes from the source.
+        """
+        lacks = np.array([self._cache.log.num_missing])
+        if self._world.allreduce(lacks, op="max", doing="count missing copies")[0]:
+            assert self._wanted is not None
+            self._pull(self._missing(self._wanted))
+            self._commit_pulled()
+            every = [(0, self._wanted.num_slots)]
+            self._stage(self._missing(self._wanted), every, in_groups=False)
 
     def _write_manifest(self, plan: FillingPlan, *, pulls: bool) -> None:
         """Make the plan's entries the manifest, if it has any. Collective.
@@ -284,6 +312,8 @@ class Filling:
         if staging is not None:
             self._drive(staging, num_groups=staging.num_groups, alone=True)
             self._commit(staging)
+            if self._num_owned is not None:
+                self._take_copies()
 
     def close(self) -> None:
         """Stop the threads that stage."""

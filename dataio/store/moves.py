@@ -9,6 +9,7 @@ from dataio.plan.policies import ExchangeContext, RowExchange, RowStore
 from dataio.plan.segment import Position
 from dataio.rows.parcel import ParcelBuffers
 from dataio.rows.rows import IdStore
+from dataio.store.copies import begin_with_copies
 from dataio.store.pool import Pool
 
 NO_EPOCH = 1 << 62
@@ -21,13 +22,16 @@ class PoolMoves:
         pool: The node's rows.
         placements: Where they are to lie.
         first_tag: Messages use the tags of this channel.
+        copies_tag: Those about copies use the tags of this one.
     """
 
-    def __init__(self, pool: Pool, placements: Placements, *, first_tag: int) -> None:
+    def __init__(
+        self, pool: Pool, placements: Placements, *, first_tag: int, copies_tag: int = -1
+    ) -> None:
         self._pool = pool
         self._world = pool.world
         self._placements = placements
-        self._first_tag = first_tag
+        self._first_tag, self._copies_tag = first_tag, copies_tag
         self._exchange: RowExchange | None = None
         self._mean_row_bytes = 0
 
@@ -118,7 +122,14 @@ class PoolMoves:
             self._mean_row_bytes = self._agree_row_bytes()
         self._pool.make_room()
         context = self._context(self._pool.cache, position, steps, self._mean_row_bytes)
-        self._exchange = self._placements.shuffle.begin(context)
+        shuffle, holders = self._placements.shuffle, self._placements.holders
+        if holders is None:
+            self._exchange = shuffle.begin(context)
+        else:
+            self._exchange = begin_with_copies(
+                shuffle, context, holders=holders, first_slot=self._pool.num_slots,
+                first_tag=self._copies_tag,
+            )  # fmt: skip
 
     def _context(
         self, store: RowStore, position: Position, steps: range, mean_row_bytes: int

@@ -110,8 +110,9 @@ def _wanted(rows: NodeRows) -> "_Wanted":
         identity += f"|{source.variant}"
     name = xxhash.xxh3_64_hexdigest(identity.encode())[:12]
     prefixes = frozenset(source.prefixes if isinstance(source, GrowingSource) else ())
-    num_arrivals = 2 * share.num_leaving * world.local_size
-    num_positions = share.num_slots + num_arrivals
+    num_slots = share.num_slots + share.num_copied
+    num_arrivals = 2 * share.num_leaving * world.local_size * (2 if share.num_copied else 1)
+    num_positions = num_slots + num_arrivals
     budget = None
     if (quota_bytes := rows.arguments.cache.quota_bytes) is not None:
         columns = rows.arguments.columns
@@ -137,7 +138,7 @@ def _wanted(rows: NodeRows) -> "_Wanted":
         share=share,
         num_positions=num_positions,
         budget=budget,
-        expected_bytes=guess_heap_bytes(source, schema, num_slots=share.num_slots),
+        expected_bytes=guess_heap_bytes(source, schema, num_slots=num_slots),
         foreign=rows.arguments.foreign,
         world=world,
     )
@@ -172,12 +173,12 @@ class _Wanted:
         return Cache(
             directory,
             self.identity,
-            num_slots=self.share.num_slots,
+            num_slots=self.share.num_slots + self.share.num_copied,
             num_positions=self.num_positions,
             local_rank=self.world.local_rank,
             local_size=self.world.local_size,
             budget=self.budget,
-            num_arriving=self.share.num_leaving,
+            num_arriving=self.share.num_leaving * (2 if self.share.num_copied else 1),
         )
 
     def choose(self) -> Cache:

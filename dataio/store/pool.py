@@ -33,6 +33,7 @@ class Pool:
         streamed: Counts what `windows` read.
         checked_source: Reads the source as staging does, and raises what it refused.
         cache: The files.
+        num_slots: Rows that the node owns; copies of another node's have the slots behind them.
         scores: scores[num_slots], shared by the node's ranks, and by no other job; read-only, as of
             rows never reported, where the policy keeps none.
         keeps_scores: Whether they can be written.
@@ -48,6 +49,7 @@ class Pool:
         )
         self.fields = fields
         self.world = world
+        self.num_slots = share.num_slots
         self.keeps_scores = bool(columns)
         self.needs_outcome = needs_outcome(columns)
         self.streamed = Streamed(keeps_sizes="bytes" in columns)
@@ -86,6 +88,7 @@ class Pool:
             shares=not self._exchanges,
             shows_progress=arguments.reports.progress and world.rank == 0,
             staging=arguments.staging,
+            num_owned=share.num_slots if share.num_copied else None,
             earlier=earlier._filling if earlier is not None else None,
         )
 
@@ -192,7 +195,7 @@ class Pool:
     @property
     def sample_ids(self) -> NDArray[np.int64]:
         """int64[num_slots]: The sample of every slot, also where its row is not here (yet)."""
-        return self.ids_in(slice(None))
+        return self.ids_in(slice(self.num_slots))
 
     def ids_in(self, slots: NDArray[np.int64] | slice) -> NDArray[np.int64]:
         """int64[len(slots)]: The samples of some slots, as `sample_ids` has them."""
@@ -266,8 +269,8 @@ class Pool:
             bool[num_slots]: Whether the row does not stay, so that its epoch reads the source.
         """
         entries = self.cache.entries
-        is_missing = ~entries.present
-        here = entries.extent_bytes + self.cache.schema.fixed_bytes
+        is_missing = ~entries.present[: self.num_slots]
+        here = entries.extent_bytes[: self.num_slots] + self.cache.schema.fixed_bytes
         return np.where(is_missing, self.scores["bytes"].astype(np.int64), here), is_missing
 
     def await_rows(self, slots: NDArray[np.int64]) -> None:

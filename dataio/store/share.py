@@ -22,12 +22,14 @@ class Share:
             jobs. None: not known yet.
         num_leaving: Rows that each local rank gives and takes an epoch.
         purpose: Pools of one dataset that are open at once must differ in it; each has its cache.
+        num_copied: Rows of another node that lie here too, in slots behind these.
     """
 
     num_slots: int
     wanted: Placement | None = None
     num_leaving: int = 0
     purpose: str = "training"
+    num_copied: int = 0
 
 
 def consecutive(layout: Layout, *, node: int, named: str, purpose: str = "training") -> Share:

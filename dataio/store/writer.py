@@ -197,7 +197,7 @@ class Arrivals:
         local_size: Ranks on the node.
         num_arriving: Rows that come to this rank in an epoch, where it is known: with the last of
             them the epoch is sealed beside training. -1: it is not.
-        guard: Held while positions are chosen.
+        guard: Held while rows are written: those of copies come on a thread of their own.
     """
 
     def __init__(
@@ -227,7 +227,8 @@ class Arrivals:
     def write(self, slots: NDArray[np.int64], rows: Rows) -> None:
         """Write rows that will live in these slots; live rows stay as they are.
 
-        Called again and again within an epoch; takes this local rank's free positions in order.
+        Called again and again within an epoch, by any thread; takes this local rank's free
+        positions in order.
         """
         with self._guard:
             free = self._log.space.positions
@@ -236,11 +237,11 @@ class Arrivals:
                 # Behind the last: to count what came would take longer with every call.
                 first = int(np.searchsorted(free, self.written[-1].position[-1:][0])) + 1
             positions = free[first : first + len(slots)]
-        assert len(positions) == len(slots), "the pool was sized for fewer arrivals"
-        self.written.append(self._writer.write(slots, positions, rows))
-        self._background.sync()
-        if self._num_arriving == sum(map(len, self.written)):
-            self._seal_later(self._log.epoch + 1)
+            assert len(positions) == len(slots), "the pool was sized for fewer arrivals"
+            self.written.append(self._writer.write(slots, positions, rows))
+            self._background.sync()
+            if self._num_arriving == sum(map(len, self.written)):
+                self._seal_later(self._log.epoch + 1)
 
     def keep(self, slots: NDArray[np.int64], *, held_in: NDArray[np.int64]) -> None:
         """Let the rows of ``held_in`` live in ``slots``; no byte moves."""

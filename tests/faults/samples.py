@@ -9,9 +9,12 @@ import numpy as np
 
 from dataio import Array, Bytes, Loader, NodeCache, Reports, Workers
 from dataio.base.atomic import read_record
+from dataio.plan.layout import Layout
+from dataio.plan.placement import copy_holders
 from dataio.rows.fields import Field, row_schema
 from dataio.rows.rows import make_rows
 from dataio.store.state import Head, judge, next_deltas
+from dataio.store.tools.report import open_to_read
 from dataio.store.tools.verify import verify_cache
 from dataio.world import World, run_threads, thread_worlds
 
@@ -20,6 +23,7 @@ Step = tuple[int, int, int]
 Trained = dict[Step, tuple[int, ...]]
 """The samples of each step; -1 is padding."""
 
+SEED = 5
 WIDTH = 6
 WIDE = 1500
 
@@ -96,7 +100,7 @@ class Job:
     cache: dict[str, Any] = field(default_factory=dict)
 
     def make(self, world: World, root: Path) -> Loader:
-        chosen: dict[str, Any] = {"batch_size": 5, "seed": 5}
+        chosen: dict[str, Any] = {"batch_size": 5, "seed": SEED}
         chosen |= {"workers": Workers(threads=0), "reports": Reports(progress=False)} | self.options
         return Loader(
             Samples(self.num_samples, self.width), cache=NodeCache(root, **self.cache), world=world,
@@ -208,3 +212,19 @@ def check_files(job: Job, root: Path) -> None:
         for found in verify_cache(directory, dry_run=True):
             assert not len(found.corrupt), f"{directory}: corrupt {found.corrupt}"
             assert not found.num_headers, f"{directory}: {found.num_headers} headers"
+    if job.cache.get("copies") == 2 and not job.options["shuffle"].holds_all:
+        nodes = [node_directory(root, node) for node in range(len(job.nodes))]
+        check_copies(nodes, Layout(tuple(job.nodes), job.num_samples), seed=SEED)
+
+
+def check_copies(nodes: Sequence[Path], layout: Layout, *, seed: int) -> None:
+    """Check that each node's rows lie on their holder too, in the order of its slots.
+
+    Raises:
+        AssertionError: If not.
+    """
+    ids = [open_to_read(directory).entries.sample_id[:] for directory in nodes]
+    for node, holder in enumerate(copy_holders(layout, seed=seed).tolist()):
+        owned, copied = ids[node][: layout.pool_rows(node)], ids[holder]
+        copied = copied[layout.pool_rows(holder) :]
+        assert np.array_equal(owned, copied), f"node {holder} copies {copied}, not {owned}"

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import shuffle
-from dataio import Bytes, Field, Int, Loader, Reports, Staging, Workers
+from dataio import Bytes, Field, Int, Loader, NodeCache, Reports, Staging, Workers
 from dataio.base.errors import SourceError
 from dataio.world import World, discover_world
 from importance import Kakurenbo
@@ -31,6 +31,7 @@ class Options:
     Attributes:
         source: Pattern of shards.
         cache: Cache directory.
+        copies: Nodes that hold each row.
         exchange: Fraction; -1 holds all rows on every node.
         by: What decides which rows go where: "uniform", or "dealing", of all rows anew.
         hides: Whether `Kakurenbo` hides rows.
@@ -45,6 +46,7 @@ class Options:
 
     source: str
     cache: str
+    copies: int = 1
     epochs: int = 3
     batch_size: int = 4
     num_threads: int = 1
@@ -88,7 +90,7 @@ def make(options: Options, world: World) -> Loader:
         options.source,
         batch_size=options.batch_size,
         fields=FIELDS,
-        cache=options.cache,
+        cache=NodeCache(options.cache, copies=options.copies),
         shuffle=shuffle_of(options),
         importance=policy,
         transform=transform if options.num_processes else None,

@@ -10,6 +10,7 @@ import dataio.store.epoch_end
 from dataio import Loader
 from dataio.exchange.transfer import Transfer
 from dataio.store.background import Background
+from dataio.store.copies import CopyStore
 from dataio.store.manifest_files import ManifestFiles
 from dataio.world.collectives import Collectives
 
@@ -38,6 +39,10 @@ PLANTED: dict[str, tuple[tuple[Any, str, Callable[..., Any]], ...]] = {
         (Background, "await_seals", lambda self: None),
     ),
     "scores stay behind when rows move": ((Transfer, "_move_scores", lambda self, scores: 0),),
+    "copies stay behind when rows move": (
+        (CopyStore, "write_arrivals", lambda self, slots, rows: None),
+        (CopyStore, "keep_rows", lambda self, slots, held_in: None),
+    ),
     "buffers are used again while they are sent": (
         (dataio.exchange.carrier, "_until", _await_nothing),
     ),

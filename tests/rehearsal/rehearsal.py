@@ -41,11 +41,13 @@ class End:
         how: ``"all"``: every process is killed; ``"one"``: that whose point it is, and the others
             wait for it in vain; ``"error"``: its next operation on a file fails.
         kept: What the disks keep, as `recording.KINDS` names it.
+        lost: Node whose cache is gone altogether; None: no node's.
     """
 
     point: int
     how: str
     kept: str
+    lost: int | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,10 @@ def draw_schedule(seed: int) -> Schedule:
         )
         for _ in range(draw.choice([0, 1, 1, 2, 3]))
     )  # fmt: skip
+    if len(job.nodes) > 1 == len(set(job.nodes)) and not job.cache and draw.random() < 0.5:
+        job = replace(job, cache={"copies": 2})
+        lost = [None, *range(len(job.nodes))]
+        ends = tuple(replace(end, lost=draw.choice(lost)) for end in ends)
     return Schedule(seed, job, ends)
 
 
@@ -263,9 +269,11 @@ def rehearse(schedule: Schedule, root: Path) -> Audited:
             disks.close_all()
             if end is not None and start.ended:
                 disks.crash(end.kept)
+                for file in disks.root.glob(f"cache/*/node{end.lost}/*"):
+                    file.unlink()
     missed = sorted(expected.keys() - trained)
     assert not missed, f"after {ended}, not trained: {missed}"
-    if not job.cache:
+    if "quota" not in job.cache:
         check_files(job, disks.root / "cache")
     return Audited(scheduler.digest(), scheduler.num_points, tuple(ended))
 

@@ -35,10 +35,10 @@ class RowsOnNodes:
         readers: Ranks that read, one for each replica, node by node.
         row_bytes: Mean.
         source_row_bytes: Read from the source for one; mean.
-        pool_bytes: Of the node that holds most.
+        pool_bytes: Of the node that holds most, copies and all.
         staged_bytes: Of these, what stays in its cache.
         quota: How its rows share one; None: it has none.
-        leaving_bytes: Of each replica, over its node's link, an epoch.
+        leaving_bytes: Of each replica, over its node's link, an epoch; with its copies.
         memory_bytes: Of a node; None: not known, and no row stays there.
     """
 
@@ -113,6 +113,7 @@ def lay_rows(
         leaving = shuffle.num_leaving(layout) * crossing_fraction(layout)
     elif layout.num_nodes > 1 and shuffle.num_leaving(layout):
         leaving = layout.num_samples / layout.num_replicas * (1 - 1 / layout.num_nodes)
+    copies = config.data.cache.copies if layout.num_nodes > 1 and not holds_all else 1
     quota = None
     if config.data.cache.quota_bytes is not None:
         schema = row_schema(make_fields(config, own_of(config, own)))
@@ -137,9 +138,9 @@ def lay_rows(
         readers=tuple(readers),
         row_bytes=data.row_bytes,
         source_row_bytes=data.source_row_bytes,
-        pool_bytes=pool_bytes,
+        pool_bytes=copies * pool_bytes,
         staged_bytes=pool_bytes if quota is None else quota.resident_rows * data.row_bytes,
-        leaving_bytes=leaving * data.row_bytes,
+        leaving_bytes=copies * leaving * data.row_bytes,
         quota=quota,
         memory_bytes=memory_bytes,
     )

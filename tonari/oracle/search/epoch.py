@@ -231,6 +231,8 @@ class Epochs:
             arriving = 2 * rows.leaving_bytes * rows.layout.widest
             if rows.pool_bytes + arriving <= most:
                 return rows, 0
+            if config.data.cache.copies > 1:
+                return None
             cache = replace(config.data.cache, quota=int(most))
             limited = replace(config, data=replace(config.data, cache=cache))
             return lay(limited), int(most)
