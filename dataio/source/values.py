@@ -1,5 +1,6 @@
 """What sources and transforms give -> what fields take. Neither torch nor Pillow is imported."""
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
@@ -33,13 +34,16 @@ class _Picture(Protocol):
 
     def getbands(self) -> tuple[str, ...]: ...
 
+    def save(self, file: io.BytesIO, kind: str, /, *, compress_level: int) -> None: ...
+
 
 def raw_value(value: object, where: str) -> Raw:
     """Bring what a user's code returned to a form that fields take.
 
     Args:
         value: A number, bytes, text, an array, a tensor, a sequence of numbers, or an image of
-            Pillow, which becomes its pixels.
+            Pillow, which becomes its pixels: of 16 bits or floating numbers as they are, and of an
+            indexed one or one of bits a PNG, whose numbers a mask takes and an image their colours.
         where: Sample and field, for the message.
 
     Raises:
@@ -56,10 +60,13 @@ def raw_value(value: object, where: str) -> Raw:
     if isinstance(value, _Tensor):
         return _array(value, where)
     if isinstance(value, _Picture):
-        # Every mode of Pillow in one of the three that images are decoded to.
+        if value.mode in ("1", "P"):
+            value.save(file := io.BytesIO(), "PNG", compress_level=1)
+            return file.getvalue()
+        # Every other mode of Pillow in one of the three that images are decoded to.
         transparent = value.mode in ("RGBA", "LA", "PA", "La", "RGBa")
-        gray = value.mode in ("1", "L")
-        mode = "L" if gray else "RGBA" if transparent else "RGB"
+        is_plain = value.mode[0] in "LIF" and len(value.getbands()) == 1
+        mode = value.mode if is_plain else "RGBA" if transparent else "RGB"
         return np.asarray(value if value.mode == mode else value.convert(mode))
     if isinstance(value, Sequence) and (numbers := listed_numbers(value)) is not None:
         return numbers

@@ -162,8 +162,9 @@ def array_rows(
         at = f"{where}: field {name!r}, array {field.key!r}"
         if rows.dtype.kind in "SU":
             refuse_letters(at, field, name)
-        # Rows of one dimension are values, of more are arrays; so is what must keep its dtype.
-        is_typed = rows.ndim > 1 or rows.dtype.kind in TIMES
+        # Rows of one dimension are values, of more are arrays; so is what must keep its dtype, and
+        # a record, which is no list of its numbers.
+        is_typed = rows.ndim > 1 or rows.dtype.kind in f"{TIMES}V"
         is_typed |= isinstance(field, Array) and rows.dtype.kind in "biufc"
         each = map(np.asarray, rows) if is_typed else rows.tolist()
         parts = [

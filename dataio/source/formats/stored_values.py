@@ -23,6 +23,8 @@ def picture(data: memoryview, where: str) -> Raw:
 
     width, height, mode_bytes = np.frombuffer(data[:12], "<u4").tolist()
     mode = bytes(data[12 : 12 + mode_bytes]).decode()
+    # Its palette was not stored: what is left are numbers.
+    mode = "L" if mode == "P" else mode
     return raw_value(Picture.frombytes(mode, (width, height), data[12 + mode_bytes :]), where)
 
 

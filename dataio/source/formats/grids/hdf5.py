@@ -118,7 +118,7 @@ class Hdf5File:
 
     def _variable(self, dataset: "h5py.Dataset") -> Variable:
         chunks = dataset.chunks or contiguous_chunks(dataset.shape, dataset.dtype.itemsize)
-        return Variable(_dims(dataset), dataset.shape, dataset.dtype.str, chunks)
+        return Variable.of(_dims(dataset), dataset.shape, dataset.dtype, chunks, dataset.attrs)
 
 
 def _dims(dataset: "h5py.Dataset") -> tuple[str, ...]:

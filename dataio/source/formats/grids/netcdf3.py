@@ -60,14 +60,15 @@ class NetCdf3File:
             )
             for name, v in header.variables.items()
         }
-        self._dims = {name: v.dims for name, v in header.variables.items()}
+        self._header = header
 
     @property
     def variables(self) -> Mapping[str, Variable]:
         found = {}
         for name, array in self._arrays.items():
             chunks = contiguous_chunks(array.shape, array.dtype.itemsize)
-            found[name] = Variable(self._dims[name], array.shape, array.dtype.str, chunks)
+            its = self._header.variables[name]
+            found[name] = Variable.of(its.dims, array.shape, array.dtype, chunks, its.attributes)
         return found
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
@@ -82,6 +83,7 @@ class _Stored(NamedTuple):
     is_record: bool
     num_bytes: int
     """Of one record, or of all."""
+    attributes: Mapping[str, object]
 
 
 class _NetCdfHeader:
@@ -99,12 +101,12 @@ class _NetCdfHeader:
         self._offset = ">i" if version == 1 else ">q"
         num_records = max(self._number(self._size), 0)
         dims = [(self._name(), self._number(self._size)) for _ in self._list(DIMENSIONS)]
-        self._skip_attributes()
+        self._attributes()
         self.variables: dict[str, _Stored] = {}
         for _ in self._list(VARIABLES):
             name = self._name()
             own = [dims[self._number(self._size)] for _ in range(self._number(self._size))]
-            self._skip_attributes()
+            attributes = self._attributes()
             dtype = np.dtype(DTYPES[self._number(">i")])
             # Its own count of bytes does not fit where variables are large.
             self._number(self._size)
@@ -114,7 +116,9 @@ class _NetCdfHeader:
             shape = (num_records, *inner) if is_record else inner
             names = tuple(name for name, _ in own)
             num_bytes = dtype.itemsize * prod(inner)
-            self.variables[name] = _Stored(names, shape, dtype, begin, is_record, num_bytes)
+            self.variables[name] = _Stored(
+                names, shape, dtype, begin, is_record, num_bytes, attributes
+            )
         records = [v.num_bytes for v in self.variables.values() if v.is_record]
         # A record variable that is alone is not padded.
         padded = records if len(records) == 1 else [-(-length // 4) * 4 for length in records]
@@ -129,12 +133,14 @@ class _NetCdfHeader:
         ]
         return -(-max(ends, default=0) // 4) * 4
 
-    def _skip_attributes(self) -> None:
+    def _attributes(self) -> dict[str, object]:
+        found: dict[str, object] = {}
         for _ in self._list(ATTRIBUTES):
-            self._name()
-            dtype = np.dtype(DTYPES[self._number(">i")])
+            name, dtype = self._name(), np.dtype(DTYPES[self._number(">i")])
             num_bytes = dtype.itemsize * self._number(self._size)
-            self._take(-(-num_bytes // 4) * 4)
+            data = self._take(-(-num_bytes // 4) * 4)[:num_bytes]
+            found[name] = data if dtype.kind == "S" else np.frombuffer(data, dtype)
+        return found
 
     def _list(self, tag: int) -> range:
         found, length = self._number(">i"), self._number(self._size)

@@ -137,4 +137,4 @@ def _raw(file: StorageFile, where: str, head: bytes, start: int, length: int) ->
 def _variable(array: "RawArray | PackedArray") -> Variable:
     packed = isinstance(array, PackedArray)
     chunks = array.shape if packed else contiguous_chunks(array.shape, array.dtype.itemsize)
-    return Variable(("",) * len(array.shape), array.shape, array.dtype.str, chunks)
+    return Variable.of(("",) * len(array.shape), array.shape, array.dtype, chunks, {})

@@ -32,7 +32,7 @@ from dataio.source.formats.grids.variables import OpenFile, Variable
 from dataio.source.row_block import BLOCK_BYTES
 from dataio.source.storage.files import Storage
 
-Described = tuple[Sequence[str], Sequence[int], str, Sequence[int]]
+Described = tuple[Sequence[str], Sequence[int], str, Sequence[int], str]
 """A variable as JSON has it."""
 
 
@@ -61,9 +61,9 @@ class FoundFile:
 
 
 def _variable(
-    dims: Sequence[str], shape: Sequence[int], dtype: str, chunks: Sequence[int]
+    dims: Sequence[str], shape: Sequence[int], dtype: str, chunks: Sequence[int], unit: str
 ) -> Variable:
-    return Variable(tuple(dims), tuple(shape), dtype, tuple(chunks))
+    return Variable(tuple(dims), tuple(shape), dtype, tuple(chunks), unit)
 
 
 class _File(NamedTuple):
@@ -228,6 +228,14 @@ class ArrayFilesSource:
                     f"axis {axis.key!r}, expected {length} as the largest variable has; name the "
                     'dimensions, such as axis="time", or dims={...}, or leave the field out'
                 )
+        first = self.files[0].variables.get(field.key, variable)
+        if variable.unit != first.unit:
+            raise FieldError(
+                f"{path}: the variable {field.key!r} has {variable.unit or 'plain numbers'}, and "
+                f"{first.unit or 'plain numbers'} in {self.files[0].path}, so that one number "
+                "stands for two values, expected one packing and one unit of time in all files; "
+                "write them again unpacked, or with one, or leave the field out"
+            )
         shape = sample_shape(variable, self._axes)
         if isinstance(field, Array) and (
             shape != field.shape

@@ -14,6 +14,8 @@ from dataio.source.storage.files import Storage
 Box = tuple[slice, ...]
 """A region of an array: for each dimension the first index and the one behind the last."""
 
+UNIT_KEYS = ("scale_factor", "add_offset", "units")
+NOT_PACKED = ("", "1", "1.0", "0", "0.0")
 CONTIGUOUS_BYTES = 1 << 20
 """Rows of an array that is stored in one piece are read together up to this many bytes."""
 
@@ -26,12 +28,30 @@ class Variable(NamedTuple):
         shape: The length of each dimension.
         dtype: As NumPy writes it, such as "<f4"; "|O" for values of different lengths.
         chunks: The shape of the regions that are stored in one piece each, and read as a whole.
+        unit: How its numbers are packed or times are counted, where that may differ from file to
+            file, such as "scale_factor 0.1"; "" for neither.
     """
 
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str
     chunks: tuple[int, ...]
+    unit: str = ""
+
+    @classmethod
+    def of(
+        cls, dims: tuple[str, ...], shape: tuple[int, ...], dtype: np.dtype[np.generic],
+        chunks: tuple[int, ...], attributes: Mapping[str, object],
+    ) -> "Variable":  # fmt: skip
+        """Describe an array by its attributes, too, as NetCDF has them."""
+        unit: list[str] = []
+        for key in UNIT_KEYS:
+            value = (*np.ravel(attributes.get(key, "")).tolist(), "")[0]
+            text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+            if " since " in text if key == "units" else text not in NOT_PACKED:
+                unit.append(f"{key} {text}")
+        unit += [dtype.str[1:]] if dtype.kind in "mM" else []
+        return cls(dims, shape, "|O" if dtype.kind == "T" else dtype.str, chunks, ", ".join(unit))
 
     @property
     def num_bytes(self) -> int:

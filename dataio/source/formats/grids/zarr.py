@@ -1,6 +1,7 @@
 """Zarr stores, versions 2 and 3, by zarr-python, whose bytes come through our own storage."""
 
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -31,7 +32,11 @@ class ZarrFormat:
 
         with _explained(path):
             store = SourceStore(storage, path)
-            found = ZarrFile(library.open(store=store, mode="r"), library, path)
+            # What lies beside arrays may be older than they are; behind a URL it saves listing.
+            beside = None if "://" in path else False
+            node = library.open(store=store, mode="r", use_consolidated=beside)
+            found = ZarrFile(node, library, path)
+            store.checked = found.blosc
         yield found
 
     def version(self, storage: Storage, path: str) -> list[int | str]:
@@ -59,7 +64,7 @@ def _explained(path: str) -> Iterator[None]:
     """Name the store where zarr fails; errors of the storage stay as they are."""
     try:
         yield
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, EOFError, zlib.error) as error:
         raise SourceError(
             f"{path}: zarr cannot read it ({type(error).__name__}: {error}), expected a whole "
             "store of version 2 or 3; files of it are missing or damaged: copy or write it again"
@@ -81,6 +86,15 @@ class ZarrFile:
             name: _variable(array) for name, array in self._arrays.items()
         }
 
+    @property
+    def blosc(self) -> tuple[str, ...]:
+        """What the keys of chunks begin with that Blosc has compressed, last of all codecs."""
+        return tuple(
+            f"{array.path}/".lstrip("/")
+            for array in self._arrays.values()
+            if not array.shards and "Blosc" in "".join(map(repr, array.compressors[-1:]))
+        )
+
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
         with _explained(self._path):
             values = np.asarray(self._arrays[name][box])
@@ -96,8 +110,7 @@ def _variable(array: Any) -> Variable:
     metadata = array.metadata
     named = getattr(metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
     names = tuple(str(name or "") for name in named) if named else ("",) * array.ndim
-    dtype = "|O" if array.dtype.kind == "T" else array.dtype.str
-    return Variable(names, array.shape, dtype, array.chunks)
+    return Variable.of(names, array.shape, array.dtype, array.chunks, array.attrs)
 
 
 def _zarr(path: str) -> Any:
