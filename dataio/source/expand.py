@@ -88,6 +88,12 @@ def is_shard(name: str) -> bool:
 def shards_among(names: Iterable[str]) -> list[str]:
     """Choose the shards of a directory: others than the first kind where there is nothing else."""
     listed = list(names)
+    for name in listed:
+        if name != name.lower() and not is_shard(name) and is_shard(name.lower()):
+            raise SourceError(
+                f"{name}: ends as no shard does, but for its capital letters, expected "
+                f"{' or '.join(SHARD_SUFFIXES)}; rename it, or name the shards"
+            )
     found = [name for name in listed if is_shard(name)]
     found = found or [name for name in listed if name.endswith(LINE_SUFFIXES)]
     indexes = {name for name in listed if name.endswith(".idx")}
@@ -171,11 +177,11 @@ def _matches(name: str, storage: Storage) -> list[str]:
             f"ending in {' or '.join([*SHARD_SUFFIXES, *LINE_SUFFIXES])}; "
             f"{directory_advice(name)}"
         )
-    _refuse_twins(sorted(found))
+    refuse_twins(sorted(found))
     return sorted(found)
 
 
-def _refuse_twins(paths: Sequence[str]) -> None:
+def refuse_twins(paths: Sequence[str]) -> None:
     """Refuse a shard beside its own compressed copy, as both would be read.
 
     Raises:

@@ -92,19 +92,22 @@ def test_the_same_samples_make_the_same_bytes(parquet: Path, tmp_path: Path) -> 
 def test_an_image_folder_is_labelled_by_its_folders(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("dog/b.jpg", "dog/a.1.JPEG", "cat/deep/c.jpg", "cat/notes.txt", ".git/x.jpg"):
+    hidden = (".git/x.jpg", "@eaDir/x.jpg", "cat/@eaDir/x.jpg", "cat/.x/x.jpg")
+    for name in ("dog/b.jpg", "dog/a.1.JPEG", "cat/deep/c.jpg", "cat/notes.txt", *hidden):
         path = tmp_path / "in" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(name.encode())
+    (tmp_path / "in/dog/more").symlink_to(tmp_path / "in/cat/deep")
     assert main(["pack", str(tmp_path / "in"), str(tmp_path / "out"), "--json"]) == 0
     assert members(tmp_path / "out") == {
         "cat/deep/c.cls": b"0", "cat/deep/c.jpg": b"cat/deep/c.jpg",
         "dog/a_1.cls": b"1", "dog/a_1.jpg": b"dog/a.1.JPEG",
         "dog/b.cls": b"1", "dog/b.jpg": b"dog/b.jpg",
+        "dog/more/c.cls": b"1", "dog/more/c.jpg": b"cat/deep/c.jpg",
     }  # fmt: skip
     assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["cat", "dog"]
     document = json.loads(capsys.readouterr().out)
-    assert (document["samples"], document["shards"]) == (3, 1)
+    assert (document["samples"], document["shards"]) == (4, 1)
 
 
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=20), st.integers(2048, 9000))
@@ -190,10 +193,10 @@ def test_bad_sources_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "found nothing there" in refused(capsys, tmp_path / "absent", out)
     assert "found nothing there" in refused(capsys, tmp_path / "*.parquet", out)
     (tmp_path / "in" / "cat").mkdir(parents=True)
-    assert "found no images, expected Parquet" in refused(capsys, tmp_path / "in", out)
+    assert "found no images, expected Parquet" in refused(capsys, tmp_path / "in/cat", out)
     (tmp_path / "in" / "cat" / "a.jpg").touch()
     (tmp_path / "in" / "dog").mkdir()
-    assert "found no images in dog" in refused(capsys, tmp_path / "in", out)
+    assert "in/dog: the directory holds no image" in refused(capsys, tmp_path / "in", out)
     (tmp_path / "in" / "dog" / "a.png").touch()
     assert "found jpg and png images, expected one" in refused(capsys, tmp_path / "in", out)
     (tmp_path / "bad.parquet").write_bytes(b"no Parquet")

@@ -66,7 +66,7 @@ def test_a_column_of_parquet_is_documents(tmp_path: Path) -> None:
 
 def test_plain_text_is_a_document_a_file_or_a_block(tmp_path: Path) -> None:
     (tmp_path / "in" / "deep").mkdir(parents=True)
-    (tmp_path / "in" / "a.txt").write_text("one\ntwo\n\n\n  \nthree\n")
+    (tmp_path / "in" / "a.TXT").write_text("\ufeffone\ntwo\n\n\n  \nthree\n")
     (tmp_path / "in" / "deep" / "b.txt").write_text("four")
     for split, expected in {
         "file": ["one\ntwo\n\n\n  \nthree\n", "four"], "blank": ["one\ntwo\n", "three\n", "four"],
@@ -211,6 +211,9 @@ def test_what_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": 3}\n', "line 1: found a int there, expected text under 'text'"),
         ("a.jsonl", b"{", "line 1: found .*expected text"),
         ("a.jsonl.gz", b"no gzip", "cannot be read .*expected a whole file"),
+        ("a.jsonl", b'{"text": "a", "text": "b"}', "line 1: found .*the key 'text' twice"),
+        ("a.jsonl", b'{"text": "\\ud83d"}', "line 1: found .*surrogates not allowed"),
+        ("a.txt", "utf".encode("utf-16-le"), r"found .*a byte of zero, at 1.*iconv"),
         ("a.txt", b"\xff\xfe", r"found bytes that are no UTF-8 .*iconv"),
         ("a.parquet", b"no parquet", "expected a whole Parquet file"),
         ("a.csv", b"a,b", "its suffix says nothing of documents, expected one of .jsonl"),
@@ -258,6 +261,13 @@ def test_each_document_is_known_by_its_file_and_line(
         document_places(shards[0], np.array([0]))
     Path(shards[0]).with_suffix(".lines").unlink()
     assert document_places(shards[0], np.array([0])) == [""], "an older pack"
+
+
+def test_a_file_beside_its_own_compressed_copy_is_refused(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "a.jsonl.gz"):
+        json_lines(tmp_path / name)
+    with pytest.raises(SourceError, match=r"a.jsonl.gz: found beside .*a.jsonl, .* come twice"):
+        find_documents(str(tmp_path), text="text", split="file")
 
 
 def test_options_of_rows_are_refused_for_text(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Documents of text from JSON lines, Parquet and plain text, one after the other."""
 
 import io
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from glob import glob, has_magic
@@ -12,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dataio.base.errors import SourceError
+from dataio.source.expand import refuse_twins
+from dataio.source.formats.stored_values import json_text, read_json
 
 Split = Literal["file", "blank"]
 """A document of plain text: a whole file, or a block between blank lines."""
@@ -90,15 +91,16 @@ def find_documents(src: str, *, text: str, split: Split) -> Documents:
                 f"{each}: its suffix says nothing of documents, expected one of {known}, the lines "
                 "and the text also with .gz or .zst; rename the file or convert it"
             )
+    refuse_twins([str(each) for each in found])
     return Documents(tuple(found), text, split)
 
 
 def kind_of(path: Path) -> str:
     """Find the suffix that says what a file holds; "" where none does."""
-    name = path.with_suffix("") if path.suffix in CODECS else path
-    suffix = name.suffix.lower()
-    packed = path.suffix in CODECS and suffix == PARQUET
-    return suffix if suffix in (*JSON_SUFFIXES, *TEXT_SUFFIXES, PARQUET) and not packed else ""
+    packed = path.suffix.lower() in CODECS
+    suffix = (path.with_suffix("") if packed else path).suffix.lower()
+    known = (*JSON_SUFFIXES, *TEXT_SUFFIXES, *(() if packed else (PARQUET,)))
+    return suffix if suffix in known else ""
 
 
 def _of_json_lines(path: Path, key: str) -> Iterator[tuple[int, str]]:
@@ -106,9 +108,12 @@ def _of_json_lines(path: Path, key: str) -> Iterator[tuple[int, str]]:
         if line.isspace():
             continue
         try:
-            text = json.loads(line)[key]
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            _refuse(path, f"line {number}", f"{line[:40]!r} ({error!r})", key)
+            text = cast("dict[str, object]", read_json(json_text(memoryview(line))))[key]
+            # JSON may hold halves of a pair of surrogates, and no text does.
+            _ = text.encode() if isinstance(text, str) else b""
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+            found = f"{line[:40]!r} ({type(error).__name__}: {error})"
+            _refuse(path, f"line {number}", found, key)
         if not isinstance(text, str):
             _refuse(path, f"line {number}", f"a {type(text).__name__} there", key)
         yield number, text
@@ -127,7 +132,7 @@ def _of_parquet(path: Path, column: str) -> Iterator[tuple[int, str]]:
                     _refuse(path, f"row {number}", f"a {type(text).__name__} there", column)
                 yield number, text
             first += batch.num_rows
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise SourceError(
             f"{path}: {error}; expected a whole Parquet file: check it, or copy it again"
         ) from error
@@ -151,16 +156,19 @@ def _of_text(path: Path, split: Split) -> Iterator[tuple[int, str]]:
 
 def _decoded(path: Path, text: bytes, line: int) -> str:
     try:
-        return text.decode()
-    except UnicodeDecodeError as error:
+        if (zero := text.find(0)) >= 0:
+            raise ValueError(f"a byte of zero, at {zero}")
+        # Of several files that were joined each may begin with a byte order mark.
+        return text.decode("utf-8-sig")
+    except ValueError as error:
         raise SourceError(
             f"{path}: up to line {line}: found bytes that are no UTF-8 ({error}), expected text in "
-            "UTF-8; convert the file, for example with iconv"
+            "UTF-8; convert the file, for example with iconv, or copy it again"
         ) from error
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    codec = CODECS.get(path.suffix)
+    codec = CODECS.get(path.suffix.lower())
     try:
         with path.open("rb", buffering=READ_BYTES) as opened:
             if codec is None:

@@ -14,14 +14,17 @@ from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
 from dataio.base.seeding import generator, key
+from dataio.rows.fields import Bytes, Int
+from dataio.source.formats.folder import ImageFolderSource, list_images
+from dataio.source.names import read_field
+from dataio.source.storage.files import Storage
 from tonari.errors import CommandError
 from tonari.pack.documents import PARQUET, kind_of
 from tonari.pack.shards import Sample
 
-IMAGE_SUFFIXES = frozenset(".jpg .jpeg .png .webp .bmp .gif .tif .tiff .ppm".split())
 SAME_FORMAT = {"jpeg": "jpg", "tiff": "tif"}
 KEY_COLUMNS = ("__key__", "key")
-BATCH_ROWS = 1024
+AT_ONCE, BATCH_ROWS = 64, 1024
 
 
 @dataclass(frozen=True)
@@ -79,21 +82,18 @@ def _order(num_samples: int, seed: int | None) -> NDArray[np.int64]:
 
 
 def _image_folder(root: Path, seed: int | None) -> Input:
-    classes = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-    found = [
-        (path, label)
-        for label, name in enumerate(classes)
-        for path in sorted((root / name).rglob("*"))
-        if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+    storage = Storage()
+    source = ImageFolderSource(str(root), list_images(str(root), storage), storage=storage)
+    names = [
+        Path(source.place_of(number)).relative_to(root) for number in range(source.num_samples)
     ]
-    empty = [name for label, name in enumerate(classes) if label not in {of for _, of in found}]
-    if not found or empty:
+    if not names:
         raise SourceError(
-            f"{root}: found no images{f' in {empty[0]}' if found else ''}, expected Parquet files, "
-            "or one folder of images (.jpg, .png ...) a class; check the path, remove empty folders"
+            f"{root}: found no images, expected Parquet files, or one folder of images (.jpg, .png "
+            "...) a class; check the path"
         )
-    formats = {path: path.suffix.lower()[1:] for path, _ in found}
-    kinds = sorted({SAME_FORMAT.get(kind, kind) for kind in formats.values()})
+    formats = {name.suffix.lower()[1:] for name in names}
+    kinds = sorted({SAME_FORMAT.get(kind, kind) for kind in formats})
     if len(kinds) > 1:
         raise SourceError(
             f"{root}: found {' and '.join(kinds)} images, expected one format, as all samples have "
@@ -101,21 +101,14 @@ def _image_folder(root: Path, seed: int | None) -> Input:
         )
 
     def samples() -> Iterator[Sample]:
-        for number in _order(len(found), seed).tolist():
-            path, label = found[number]
-            name = path.relative_to(root).with_suffix("").as_posix()
-            yield {"__key__": _key(name), kinds[0]: _read(path), "cls": b"%d" % label}
+        for ids in np.array_split(_order(len(names), seed), -(-len(names) // AT_ONCE)):
+            images = read_field(source, ids, Bytes("image"))
+            labels = read_field(source, ids, Int("label"))
+            for number, image, label in zip(ids.tolist(), images, labels, strict=True):
+                name = names[number].with_suffix("").as_posix()
+                yield {"__key__": _key(name), kinds[0]: image, "cls": b"%d" % label}
 
-    return Input(len(found), samples(), classes)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise SourceError(
-            f"{path}: cannot be read: {error.strerror}; make it readable, or remove it"
-        ) from error
+    return Input(len(names), samples(), source.classes)
 
 
 def _key(text: str) -> str:

@@ -200,7 +200,7 @@ def list_images(root: str, storage: Storage) -> bytes:
         )  # fmt: skip
     names = b"".join(os.fsencode(path[len(root) + 1 :]) + b"\0" for path in paths)
     marks.update(names)
-    for path in paths[:: -(-len(paths) // NUM_CHECKED)]:
+    for path in paths[:: -(-len(paths) // NUM_CHECKED) or 1]:
         status = Path(path).stat()
         marks.update(f"{status.st_size} {status.st_mtime_ns}".encode())
     return json.dumps([root, marks.hexdigest(), classes, counts]).encode() + b"\0" + names

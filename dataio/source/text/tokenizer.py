@@ -67,11 +67,7 @@ class ByteTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         """Turn each text into its bytes."""
-        # What JSON may hold and UTF-8 may not: halves of a pair of surrogates.
-        return [
-            np.frombuffer(text.encode(errors="replace"), np.uint8).astype(np.int64)
-            for text in texts
-        ]
+        return [np.frombuffer(text.encode(), np.uint8).astype(np.int64) for text in texts]
 
     def decode(self, tokens: NDArray[np.int64]) -> str:
         """Read the bytes as UTF-8; what is none of it is replaced."""

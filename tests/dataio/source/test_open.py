@@ -33,6 +33,12 @@ def test_samples_are_numbered_in_the_order_of_the_shards(tmp_path: Path) -> None
     assert labels == [30, 31, 32, 33, 34, 35, 0, 1, 2]
 
 
+def test_a_shard_whose_name_ends_in_capitals_is_not_passed_over(tmp_path: Path) -> None:
+    shards(tmp_path)[4].rename(tmp_path / "4.TAR")
+    with pytest.raises(SourceError, match=r"4.TAR: ends as no shard does, .*; rename it, or name"):
+        open_source(str(tmp_path))
+
+
 def test_counts_are_the_same_by_every_index(tmp_path: Path) -> None:
     paths = shards(tmp_path)
     scanned = open_source(str(tmp_path))

@@ -60,7 +60,7 @@ def _holds_arrays(name: str) -> bool:
     path = Path(name).expanduser()
     if "://" in name or not path.is_dir():
         return False
-    found = [child.name for child in path.iterdir()]
+    found = [str(child) for child in path.iterdir()]
     if is_store(Storage(), str(path)):
         return True
     return not shards_among(found) and any(child.endswith(ARRAY_SUFFIXES) for child in found)

@@ -57,13 +57,11 @@ class FoundFile:
         cls, path: str, kind: str, version: Sequence[int | str], found: Mapping[str, Described]
     ) -> "FoundFile":
         """Make it of what came as JSON."""
-        return cls(path, kind, version, {name: _variable(*value) for name, value in found.items()})
-
-
-def _variable(
-    dims: Sequence[str], shape: Sequence[int], dtype: str, chunks: Sequence[int], unit: str
-) -> Variable:
-    return Variable(tuple(dims), tuple(shape), dtype, tuple(chunks), unit)
+        variables = {
+            name: Variable(tuple(dims), tuple(shape), dtype, tuple(chunks), unit)
+            for name, (dims, shape, dtype, chunks, unit) in found.items()
+        }
+        return cls(path, kind, version, variables)
 
 
 class _File(NamedTuple):

@@ -46,7 +46,7 @@ class Variable(NamedTuple):
         """Describe an array by its attributes, too, as NetCDF has them."""
         unit: list[str] = []
         for key in UNIT_KEYS:
-            value = (*np.ravel(attributes.get(key, "")).tolist(), "")[0]
+            value = (*np.asarray(attributes.get(key, "")).ravel().tolist(), "")[0]
             text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
             if " since " in text if key == "units" else text not in NOT_PACKED:
                 unit.append(f"{key} {text}")

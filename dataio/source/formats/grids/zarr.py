@@ -36,7 +36,11 @@ class ZarrFormat:
             beside = None if "://" in path else False
             node = library.open(store=store, mode="r", use_consolidated=beside)
             found = ZarrFile(node, library, path)
-            store.checked = found.blosc
+            store.checked = tuple(
+                f"{array.path}/".lstrip("/")
+                for array in found.arrays.values()
+                if not array.shards and "Blosc" in repr(array.compressors[-1:])
+            )
         yield found
 
     def version(self, storage: Storage, path: str) -> list[int | str]:
@@ -76,28 +80,19 @@ class ZarrFile:
 
     def __init__(self, node: Any, library: Any, path: str) -> None:
         self._path = path
-        self._arrays: dict[str, Any] = {}
+        self.arrays: dict[str, Any] = {}
         if isinstance(node, library.Array):
-            self._arrays[ONE_ARRAY] = node
+            self.arrays[ONE_ARRAY] = node
         else:
             members = sorted(node.members(max_depth=None), key=lambda member: member[0])
-            self._arrays = {n: found for n, found in members if isinstance(found, library.Array)}
+            self.arrays = {n: found for n, found in members if isinstance(found, library.Array)}
         self.variables: Mapping[str, Variable] = {
-            name: _variable(array) for name, array in self._arrays.items()
+            name: _variable(array) for name, array in self.arrays.items()
         }
-
-    @property
-    def blosc(self) -> tuple[str, ...]:
-        """What the keys of chunks begin with that Blosc has compressed, last of all codecs."""
-        return tuple(
-            f"{array.path}/".lstrip("/")
-            for array in self._arrays.values()
-            if not array.shards and "Blosc" in "".join(map(repr, array.compressors[-1:]))
-        )
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
         with _explained(self._path):
-            values = np.asarray(self._arrays[name][box])
+            values = np.asarray(self.arrays[name][box])
         return values.astype(object) if values.dtype.kind == "T" else values
 
 

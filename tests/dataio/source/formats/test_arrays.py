@@ -32,6 +32,8 @@ ARRAYS = {
     "name": np.array([f"é{i}" for i in range(NUM)]),
 }
 
+RECORDS = np.zeros(NUM, [("a", "i4"), ("b", "f8")])
+
 
 def expected(number: int) -> Row:
     return number, [
@@ -151,13 +153,17 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "found"),
     [
-        (Int("none"), "found the arrays image, label, tokens, name, expected 'none' for field"),
+        (Int("none"), "found the arrays image, label, tokens, name, record, expected 'none' for f"),
         (Array("image", (4, 5), "uint8"), r"'image', sample 0: found uint8\[4, 5, 3\], expected"),
         (Int("name"), "array 'name', sample 0: found 'é0', expected a whole number"),
         (Bytes("label"), "array 'label', sample 0: found 0, expected bytes"),
+        (
+            Tokens("record"),
+            r"'record', sample 0: found \[\('a', .*expected numbers of int32 in one",
+        ),
         (Image("tokens"), r"sample 0: found int64\[2\], expected a compressed image, or uint8\["),
     ],
 )
 def test_a_field_that_an_array_is_not_is_refused(field: Field, found: str) -> None:
     with pytest.raises(FieldError, match=found):
-        read_all(NumpySource(ARRAYS), {"field": field})
+        read_all(NumpySource(ARRAYS | {"record": RECORDS}), {"field": field})

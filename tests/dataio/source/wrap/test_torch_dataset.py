@@ -12,7 +12,8 @@ from PIL import Image as Picture
 from torch.utils.data import IterableDataset, TensorDataset
 
 from dataio.base.errors import FieldError, SourceError
-from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
+from dataio.rows.decode import decode_image
+from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Mask, Text, Tokens
 from dataio.rows.views import Resize
 from dataio.source import DatasetSource
 from dataio.world import World, run_threads, thread_worlds
@@ -107,6 +108,24 @@ def test_pictures_of_any_mode_become_pixels(mode: str) -> None:
     assert np.abs(np.frombuffer(pixels, np.uint8).reshape(3, 4, 3) - true.astype(int)).max() <= 1
     ((_, (kept,)),) = read_all(source, {"image": Image("0")})
     assert kept.startswith(b"\x89PNG")
+
+
+def test_pictures_of_numbers_keep_them() -> None:
+    classes = Picture.fromarray(np.array([[0, 7]], np.uint8), "P")
+    classes.putpalette([0, 0, 9] * 8)
+    bits = Picture.fromarray(np.array([[False, True]]))
+    for picture, expected in ((classes, [0, 7]), (bits, [0, 1])):
+        source = DatasetSource([picture], name="masks")
+        ((_, (kept,)),) = read_all(source, {"mask": Mask("0")})
+        out = np.empty((1, 2, 1), np.uint8)
+        decode_image(memoryview(kept), out, Mask("0"), where="")
+        assert out.ravel().tolist() == expected
+    for dtype in ("uint16", "int32", "float32"):
+        deep = np.array([[0.5, 300]]).astype(dtype)
+        source = DatasetSource([Picture.fromarray(deep)], name="deep")
+        assert read_all(source, {"x": Array("0", (1, 2), dtype)}) == [(0, [deep.tobytes()])]
+        with pytest.raises(FieldError, match=rf"found {dtype}.*; declare Array instead of Image"):
+            read_all(source, {"x": Image("0")})
 
 
 def test_the_fingerprint_tells_version_length_and_content() -> None:

@@ -33,6 +33,7 @@ from dataio.source.storage.retry import TransientError
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.source.shards import ids, read_all
 
+numcodecs = pytest.importorskip("numcodecs", reason="comes with zarr")
 zarr = pytest.importorskip("zarr", minversion="3", reason="needs Python 3.11: tonari[zarr]")
 
 X = {"x": Array("x", (3,), "float32")}
@@ -312,6 +313,58 @@ def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
     for name in ("a.zarr", "a.h5", "a.npz"):
         with pytest.raises(SourceError, match=rf"{name}.* cannot .*read .*write it again"):
             read_all(ArrayFiles(tmp_path / name).open(), fields)
+
+
+def test_a_chunk_that_was_cut_off_is_found_whatever_compressed_it(tmp_path: Path) -> None:
+    for codec in (numcodecs.Blosc(), numcodecs.GZip(), numcodecs.Zlib()):
+        group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
+        values = np.random.default_rng(0).random(100)
+        group.create_array("deep/x", data=values, chunks=(50,), compressors=codec)
+        source = ArrayFiles(tmp_path / "a.zarr").open()
+        assert len(read_all(source, {"x": Array("deep/x", (), "float64")})) == 100
+        chunk = tmp_path / "a.zarr/deep/x/1"
+        chunk.write_bytes(chunk.read_bytes()[:-30])
+        with pytest.raises(SourceError, match=r"a.zarr: zarr cannot read it .* write it again"):
+            read_all(source, {"x": Array("deep/x", (), "float64")})
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+def test_rows_appended_behind_what_lists_a_store_are_read(tmp_path: Path, version: Any) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=version)
+    array = group.create_array("x", data=np.zeros((2, 3), "f4"))
+    zarr.consolidate_metadata(tmp_path / "a.zarr")
+    array.resize((4, 3))
+    assert ArrayFiles(tmp_path / "a.zarr").open().num_samples == 4
+
+
+@pytest.mark.parametrize("kind", ["NETCDF4", "NETCDF3_CLASSIC", "zarr"])
+@pytest.mark.parametrize(
+    ("key", "others"),
+    [
+        ("scale_factor", (0.1, 0.2)),
+        ("add_offset", (0, 5.0)),
+        ("units", ("days since 2020-01-01", "days since 2021-01-01")),
+    ],
+)
+def test_files_that_pack_numbers_unlike_one_another_are_refused(
+    tmp_path: Path, kind: Any, key: str, others: tuple[object, object]
+) -> None:
+    for number, value in enumerate(others):
+        path = tmp_path / str(number)
+        if kind == "zarr":
+            group = zarr.open_group(path, mode="w")
+            group.create_array("x", data=np.arange(4)).attrs[key] = value
+            continue
+        with netCDF4.Dataset(path, "w", format=kind) as file:
+            file.createDimension("t", 4)
+            made = file.createVariable("x", "i2", ("t",))
+            made[:] = np.arange(4)
+            made.setncattr(key, value)
+    message = rf"1: the variable 'x' has {key} {others[1]}, and .*in .*/0, .*; write them again"
+    with pytest.raises(FieldError, match=message):
+        read_all(ArrayFiles([tmp_path / "0", tmp_path / "1"]).open(), {"x": Int("x")})
+    assert len(read_all(ArrayFiles([tmp_path / "1"] * 2).open(), {"x": Int("x")})) == 8
 
 
 @pytest.mark.parametrize("version", [2, 3])
