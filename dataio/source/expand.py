@@ -89,10 +89,9 @@ def shards_among(names: Iterable[str]) -> list[str]:
     """Choose the shards of a directory: others than the first kind where there is nothing else."""
     listed = list(names)
     for name in listed:
-        if name != name.lower() and not is_shard(name) and is_shard(name.lower()):
+        if is_shard(name.lower()) and not is_shard(name):
             raise SourceError(
-                f"{name}: ends as no shard does, but for its capital letters, expected "
-                f"{' or '.join(SHARD_SUFFIXES)}; rename it, or name the shards"
+                f"{name}: ends in capitals, expected lower case; rename it, or name the shards"
             )
     found = [name for name in listed if is_shard(name)]
     found = found or [name for name in listed if name.endswith(LINE_SUFFIXES)]

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
@@ -79,17 +80,15 @@ def find_documents(src: str, *, text: str, split: Split) -> Documents:
         found = sorted(map(Path, glob(src, recursive=True)))  # noqa: PTH207 - may be absolute
     else:
         found = [path] if path.exists() else []
-    known = ", ".join((*JSON_SUFFIXES, PARQUET, *TEXT_SUFFIXES))
+    suffixes = ", ".join((*JSON_SUFFIXES, PARQUET, *TEXT_SUFFIXES))
+    known = f"{suffixes}, the lines and the text also with .gz or .zst"
     if not found:
-        raise SourceError(
-            f"{src}: found no documents, expected {known}, the lines and the text also with .gz or "
-            ".zst; check the path"
-        )
+        raise SourceError(f"{src}: found no documents, expected {known}; check the path")
     for each in found:
         if not kind_of(each):
             raise SourceError(
-                f"{each}: its suffix says nothing of documents, expected one of {known}, the lines "
-                "and the text also with .gz or .zst; rename the file or convert it"
+                f"{each}: its suffix says nothing of documents, expected one of {known}; rename "
+                "the file or convert it"
             )
     refuse_twins([str(each) for each in found])
     return Documents(tuple(found), text, split)
@@ -109,7 +108,7 @@ def _of_json_lines(path: Path, key: str) -> Iterator[tuple[int, str]]:
             continue
         try:
             text = cast("dict[str, object]", read_json(json_text(memoryview(line))))[key]
-            # JSON may hold halves of a pair of surrogates, and no text does.
+            # Halves of a pair of surrogates are in no text.
             _ = text.encode() if isinstance(text, str) else b""
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             found = f"{line[:40]!r} ({type(error).__name__}: {error})"
@@ -120,7 +119,7 @@ def _of_json_lines(path: Path, key: str) -> Iterator[tuple[int, str]]:
 
 
 def _of_parquet(path: Path, column: str) -> Iterator[tuple[int, str]]:
-    try:
+    with explained(path):
         file = pq.ParquetFile(path)
         names = file.schema_arrow.names
         if column not in names:
@@ -132,10 +131,6 @@ def _of_parquet(path: Path, column: str) -> Iterator[tuple[int, str]]:
                     _refuse(path, f"row {number}", f"a {type(text).__name__} there", column)
                 yield number, text
             first += batch.num_rows
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise SourceError(
-            f"{path}: {error}; expected a whole Parquet file: check it, or copy it again"
-        ) from error
 
 
 def _of_text(path: Path, split: Split) -> Iterator[tuple[int, str]]:
@@ -169,17 +164,24 @@ def _decoded(path: Path, text: bytes, line: int) -> str:
 
 def _lines(path: Path) -> Iterator[bytes]:
     codec = CODECS.get(path.suffix.lower())
+    with explained(path), path.open("rb", buffering=READ_BYTES) as opened:
+        if codec is None:
+            yield from opened
+            return
+        stream = pa.CompressedInputStream(pa.PythonFile(opened), codec)
+        with io.BufferedReader(cast(io.RawIOBase, stream), READ_BYTES) as lines:
+            yield from lines
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Name a file that cannot be read."""
     try:
-        with path.open("rb", buffering=READ_BYTES) as opened:
-            if codec is None:
-                yield from opened
-                return
-            stream = pa.CompressedInputStream(pa.PythonFile(opened), codec)
-            with io.BufferedReader(cast(io.RawIOBase, stream), READ_BYTES) as lines:
-                yield from lines
-    except (pa.ArrowException, OSError) as error:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        kind = "Parquet file" if kind_of(path) == PARQUET else "file"
         raise SourceError(
-            f"{path}: cannot be read ({error}), expected a whole file; check it, or copy it again"
+            f"{path}: cannot be read ({error}), expected a whole {kind}; check it, or copy it again"
         ) from error
 
 

@@ -19,7 +19,7 @@ from dataio.source.formats.folder import ImageFolderSource, list_images
 from dataio.source.names import read_field
 from dataio.source.storage.files import Storage
 from tonari.errors import CommandError
-from tonari.pack.documents import PARQUET, kind_of
+from tonari.pack.documents import PARQUET, explained, kind_of
 from tonari.pack.shards import Sample
 
 SAME_FORMAT = {"jpeg": "jpg", "tiff": "tif"}
@@ -89,8 +89,7 @@ def _image_folder(root: Path, seed: int | None) -> Input:
     ]
     if not names:
         raise SourceError(
-            f"{root}: found no images, expected Parquet files, or one folder of images (.jpg, .png "
-            "...) a class; check the path"
+            f"{root}: found no images, expected Parquet files, or a folder of them for each class"
         )
     formats = {name.suffix.lower()[1:] for name in names}
     kinds = sorted({SAME_FORMAT.get(kind, kind) for kind in formats})
@@ -120,7 +119,10 @@ def _key(text: str) -> str:
 def _parquet(
     paths: Sequence[Path], columns: Sequence[str] | None, seed: int | None, scratch: Path
 ) -> Input:
-    files = [_open_parquet(path) for path in paths]
+    files = []
+    for path in paths:
+        with explained(path):
+            files.append(pq.ParquetFile(path, memory_map=False))
     schema = files[0].schema_arrow
     key_column = next((name for name in KEY_COLUMNS if name in schema.names), None)
     chosen = [name for name in columns or schema.names if name != key_column]
@@ -136,24 +138,11 @@ def _parquet(
 
     def batches() -> Iterator[pa.RecordBatch]:
         for path, file in zip(paths, files, strict=True):
-            try:
+            with explained(path):
                 yield from file.iter_batches(BATCH_ROWS, columns=wanted)
-            except (pa.ArrowException, OSError) as error:
-                raise _broken(path, error) from error
 
     shuffled = _in_order(batches(), num_samples, seed, scratch) if seed is not None else None
     return Input(num_samples, _rows(shuffled or _numbered(batches()), chosen, key_column))
-
-
-def _open_parquet(path: Path) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(path, memory_map=False)
-    except (pa.ArrowException, OSError) as error:
-        raise _broken(path, error) from error
-
-
-def _broken(path: Path, error: Exception) -> SourceError:
-    return SourceError(f"{path}: {error}; expected a whole Parquet file: check or copy it again")
 
 
 def _check_columns(path: Path, schema: pa.Schema, chosen: Sequence[str], key: str | None) -> None:

@@ -42,10 +42,6 @@ class DocumentPieces(NamedTuple):
         """Sequences of the file."""
         return len(self.starts) - 1
 
-    def real_fraction(self, length: int) -> float:
-        """Compute the share of tokens that are of a document, and no padding."""
-        return float(self.lengths.sum()) / max(self.num_sequences * (length + 1), 1)
-
 
 def attention_costs(pieces: DocumentPieces, *, length: int) -> NDArray[np.uint8]:
     """Compare what attention costs in each sequence, where it skips what documents do not see.

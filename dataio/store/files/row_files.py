@@ -7,7 +7,6 @@ checksum, and where its variable fields lie. It is written with the row and read
 
 import contextlib
 import faulthandler
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -109,18 +108,6 @@ class RowFiles:
     def heap(self) -> HeapFile:
         """This local rank's heap."""
         return self._heap(self._local_rank)
-
-    def views(self, entries: Entries, slots: NDArray[np.int64]) -> list[list[NDArray[np.uint8]]]:
-        """View variable fields in place: for each row, uint8[length] of each field."""
-        bounds = np.concatenate(
-            [np.zeros((len(slots), 1), np.int64), np.cumsum(entries.lengths[slots], axis=1)], axis=1
-        )
-        bounds += entries.offset[slots][:, None]
-        views = []
-        for heap, bound in zip(entries.heap[slots].tolist(), bounds.tolist(), strict=True):
-            mapped = self._heap(heap).view(bound[-1])
-            views.append([mapped[a:b] for a, b in pairwise(bound)])
-        return views
 
     def read(self, entries: Entries, slots: NDArray[np.int64]) -> Rows:
         """Copy rows out, in the order of ``slots``."""
@@ -281,10 +268,6 @@ class RowView:
     def lengths(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[len(slots), num_variable]: Bytes of the variable fields."""
         return self.entries.lengths[slots]
-
-    def variable_fields(self, slots: NDArray[np.int64]) -> list[list[NDArray[np.uint8]]]:
-        """View variable fields in place: for each row, uint8[length] of each field."""
-        return self._files.views(self.entries, slots)
 
     def read_rows(self, slots: NDArray[np.int64]) -> Rows:
         """Copy rows out, in the order of ``slots``."""

@@ -35,7 +35,7 @@ def test_samples_are_numbered_in_the_order_of_the_shards(tmp_path: Path) -> None
 
 def test_a_shard_whose_name_ends_in_capitals_is_not_passed_over(tmp_path: Path) -> None:
     shards(tmp_path)[4].rename(tmp_path / "4.TAR")
-    with pytest.raises(SourceError, match=r"4.TAR: ends as no shard does, .*; rename it, or name"):
+    with pytest.raises(SourceError, match=r"4.TAR: ends in capitals, .*; rename it, or name"):
         open_source(str(tmp_path))
 
 

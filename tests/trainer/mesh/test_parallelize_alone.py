@@ -98,10 +98,16 @@ def test_a_parameter_without_dimensions_is_refused_where_it_would_be_sharded(
 ) -> None:
     model = make("cnn")
     model.register_parameter("temperature", nn.Parameter(torch.tensor(1.0)))
-    with pytest.raises(
-        ConfigError, match=r"temperature of \w+ is .* without dimensions, .* \(1,\)"
-    ):
+    with pytest.raises(ConfigError, match=r"temperature of \w+ is .* the shape \[\], .* \(1,\)"):
         parallelize(model, mesh, offload=True)
+
+
+def test_a_parameter_that_lies_otherwise_in_memory_is_sharded(mesh: DeviceMesh) -> None:
+    model = make("cnn")
+    turned = torch.randn(2, 3, dtype=next(model.parameters()).dtype).t()
+    model.register_parameter("turned", nn.Parameter(turned))
+    parallelize(model, mesh, offload=True)
+    assert torch.equal(model.state_dict()["turned"].full_tensor(), turned)
 
 
 def test_a_part_that_trains_nothing_counts_in_the_norm_of_the_others(mesh: DeviceMesh) -> None:

@@ -253,18 +253,15 @@ def _shard(part: StagedModel, mesh: DeviceMesh, *, dtype: Dtype, offload: bool) 
     data_parallel = _data_parallel(mesh)
     kind = type(getattr(part, "wrapped", part)).__name__
     for name, parameter in part.named_parameters():
-        if not parameter.dim():
+        if not (parameter.dim() and parameter.numel()):
             raise ConfigError(
-                f"{name.removeprefix('wrapped.')} of {kind} is a parameter without "
-                "dimensions, expected one at least: torch's fully_shard, by which shards, offload, "
-                "bfloat16 and large replicas are kept, takes no other; give it the shape (1,)"
+                f"{name.removeprefix('wrapped.')} of {kind} is a parameter of the shape "
+                f"{list(parameter.shape)}, expected a dimension and a number at least: torch's "
+                "fully_shard, by which shards, offload, bfloat16 and large replicas are kept, "
+                "takes no other; give it the shape (1,), leave it out, or make it a buffer"
             )
-        if not parameter.numel():
-            raise ConfigError(
-                f"{name.removeprefix('wrapped.')} of {kind} is a parameter of no numbers "
-                f"({list(parameter.shape)}), expected one at least: torch's fully_shard fails in "
-                "the backward pass; leave it out, or make it a buffer"
-            )
+        # It takes none that lies otherwise in memory
+        parameter.data = parameter.data.contiguous()
     precision = MixedPrecisionPolicy()
     if dtype == "bfloat16":
         precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError, install_command
 from dataio.source.formats.grids.raw import RawArray
-from dataio.source.formats.grids.variables import Box, PlainFormat, Variable, contiguous_chunks
+from dataio.source.formats.grids.variables import Box, PlainFormat, Variable
 from dataio.source.storage.file_object import PagedFileObject
 from dataio.source.storage.files import Storage, StorageFile
 
@@ -116,9 +116,8 @@ class Hdf5File:
             if not (isinstance(title, bytes) and title.startswith(ONLY_A_DIMENSION)):
                 self._datasets[name] = found
 
-    def _variable(self, dataset: "h5py.Dataset") -> Variable:
-        chunks = dataset.chunks or contiguous_chunks(dataset.shape, dataset.dtype.itemsize)
-        return Variable.of(_dims(dataset), dataset.shape, dataset.dtype, chunks, dataset.attrs)
+    def _variable(self, found: "h5py.Dataset") -> Variable:
+        return Variable.of(_dims(found), found.shape, found.dtype, found.chunks, found.attrs)
 
 
 def _dims(dataset: "h5py.Dataset") -> tuple[str, ...]:

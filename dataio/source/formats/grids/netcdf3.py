@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
 from dataio.source.formats.grids.raw import RawArray
-from dataio.source.formats.grids.variables import Box, PlainFormat, Variable, contiguous_chunks
+from dataio.source.formats.grids.variables import Box, PlainFormat, Variable
 from dataio.source.storage.file_object import PagedFileObject
 from dataio.source.storage.files import Storage, StorageFile
 
@@ -64,12 +64,10 @@ class NetCdf3File:
 
     @property
     def variables(self) -> Mapping[str, Variable]:
-        found = {}
-        for name, array in self._arrays.items():
-            chunks = contiguous_chunks(array.shape, array.dtype.itemsize)
-            its = self._header.variables[name]
-            found[name] = Variable.of(its.dims, array.shape, array.dtype, chunks, its.attributes)
-        return found
+        return {
+            name: Variable.of(v.dims, v.shape, v.dtype, None, v.attributes)
+            for name, v in self._header.variables.items()
+        }
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
         return self._arrays[name].read(box)

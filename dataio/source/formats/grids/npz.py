@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
 from dataio.source.formats.grids.raw import RawArray
-from dataio.source.formats.grids.variables import Box, PlainFormat, Variable, contiguous_chunks
+from dataio.source.formats.grids.variables import Box, PlainFormat, Variable
 from dataio.source.formats.npy import HEADER_BYTES, read_header
 from dataio.source.storage.file_object import PagedFileObject
 from dataio.source.storage.files import Storage, StorageFile
@@ -135,6 +135,5 @@ def _raw(file: StorageFile, where: str, head: bytes, start: int, length: int) ->
 
 
 def _variable(array: "RawArray | PackedArray") -> Variable:
-    packed = isinstance(array, PackedArray)
-    chunks = array.shape if packed else contiguous_chunks(array.shape, array.dtype.itemsize)
+    chunks = array.shape if isinstance(array, PackedArray) else None
     return Variable.of(("",) * len(array.shape), array.shape, array.dtype, chunks, {})

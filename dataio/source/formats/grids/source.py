@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -32,9 +32,6 @@ from dataio.source.formats.grids.variables import OpenFile, Variable
 from dataio.source.row_block import BLOCK_BYTES
 from dataio.source.storage.files import Storage
 
-Described = tuple[Sequence[str], Sequence[int], str, Sequence[int], str]
-"""A variable as JSON has it."""
-
 
 @dataclass(frozen=True)
 class FoundFile:
@@ -54,7 +51,7 @@ class FoundFile:
 
     @classmethod
     def of(
-        cls, path: str, kind: str, version: Sequence[int | str], found: Mapping[str, Described]
+        cls, path: str, kind: str, version: Sequence[int | str], found: Mapping[str, Sequence[Any]]
     ) -> "FoundFile":
         """Make it of what came as JSON."""
         variables = {

@@ -41,9 +41,9 @@ class Variable(NamedTuple):
     @classmethod
     def of(
         cls, dims: tuple[str, ...], shape: tuple[int, ...], dtype: np.dtype[np.generic],
-        chunks: tuple[int, ...], attributes: Mapping[str, object],
+        chunks: tuple[int, ...] | None, attributes: Mapping[str, object],
     ) -> "Variable":  # fmt: skip
-        """Describe an array by its attributes, too, as NetCDF has them."""
+        """Describe an array, in one piece without chunks, and its unit by NetCDF's attributes."""
         unit: list[str] = []
         for key in UNIT_KEYS:
             value = (*np.asarray(attributes.get(key, "")).ravel().tolist(), "")[0]
@@ -51,6 +51,7 @@ class Variable(NamedTuple):
             if " since " in text if key == "units" else text not in NOT_PACKED:
                 unit.append(f"{key} {text}")
         unit += [dtype.str[1:]] if dtype.kind in "mM" else []
+        chunks = chunks or contiguous_chunks(shape, dtype.itemsize)
         return cls(dims, shape, "|O" if dtype.kind == "T" else dtype.str, chunks, ", ".join(unit))
 
     @property

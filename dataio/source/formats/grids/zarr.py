@@ -36,7 +36,7 @@ class ZarrFormat:
             beside = None if "://" in path else False
             node = library.open(store=store, mode="r", use_consolidated=beside)
             found = ZarrFile(node, library, path)
-            store.checked = tuple(
+            store.blosc = tuple(
                 f"{array.path}/".lstrip("/")
                 for array in found.arrays.values()
                 if not array.shards and "Blosc" in repr(array.compressors[-1:])

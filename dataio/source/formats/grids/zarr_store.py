@@ -17,12 +17,7 @@ from dataio.source.storage.files import Storage
 
 
 class SourceStore(Store):
-    """A store that is read through `Storage`. A file that is not there is a chunk of fill.
-
-    Attributes:
-        checked: What keys of chunks begin with that are refused if they are not as long as Blosc
-            wrote into them: of one that was cut off it gives what lies behind it in memory.
-    """
+    """A store that is read through `Storage`. A file that is not there is a chunk of fill."""
 
     supports_writes = supports_deletes = False
     supports_listing = True
@@ -30,7 +25,8 @@ class SourceStore(Store):
     def __init__(self, storage: Storage, path: str) -> None:
         super().__init__(read_only=True)
         self._storage, self._path = storage, path
-        self.checked: tuple[str, ...] = ()
+        self.blosc: tuple[str, ...] = ()
+        """Begins of the keys of chunks that Blosc reads beyond where they were cut off."""
 
     def with_read_only(self, read_only: bool = False) -> "SourceStore":
         if not read_only:
@@ -101,7 +97,7 @@ class SourceStore(Store):
             elif isinstance(byte_range, SuffixByteRequest):
                 start = max(stop - byte_range.suffix, 0)
             data = file.read_at(start, stop - start)
-            is_whole = key[-1].isdigit() and byte_range is None and key.startswith(self.checked)
-            if is_whole and (length := int.from_bytes(data[12:16], "little")) != len(data):
+            is_chunk = key[-1].isdigit() and byte_range is None and key.startswith(self.blosc)
+            if is_chunk and (length := int.from_bytes(data[12:16], "little")) != len(data):
                 raise ValueError(f"{key} has {len(data)} bytes, expected {length} as Blosc wrote")
             return data
