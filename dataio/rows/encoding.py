@@ -71,6 +71,7 @@ def compress(field: Declared, pixels: NDArray[np.generic], where: str) -> bytes:
     from PIL import Image as Picture
 
     file = io.BytesIO()
+    pixels = pixels.astype(np.uint8) * 255 if pixels.dtype == np.bool_ else pixels
     try:
         if pixels.dtype != np.uint8 or 0 in pixels.shape:
             raise TypeError("not pixels")

@@ -190,9 +190,9 @@ class Mask:
         return None
 
     def encode(self, raw: Raw, where: str) -> Stored:
-        return as_bytes(
-            self, compress(self, raw, where) if isinstance(raw, np.ndarray) else raw, where
-        )
+        if isinstance(raw, np.ndarray):
+            raw = compress(self, raw.view(np.uint8) if raw.dtype == np.bool_ else raw, where)
+        return as_bytes(self, raw, where)
 
 
 @checked

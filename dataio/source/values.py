@@ -1,6 +1,5 @@
 """What sources and transforms give -> what fields take. Neither torch nor Pillow is imported."""
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
@@ -34,16 +33,13 @@ class _Picture(Protocol):
 
     def getbands(self) -> tuple[str, ...]: ...
 
-    def save(self, file: io.BytesIO, kind: str, /, *, compress_level: int) -> None: ...
-
 
 def raw_value(value: object, where: str) -> Raw:
     """Bring what a user's code returned to a form that fields take.
 
     Args:
         value: A number, bytes, text, an array, a tensor, a sequence of numbers, or an image of
-            Pillow, which becomes its pixels: of 16 bits or floating numbers as they are, and of an
-            indexed one or one of bits a PNG, whose numbers a mask takes and an image their colours.
+            Pillow, which becomes its pixels: bits, 16 bits and floating numbers as they are.
         where: Sample and field, for the message.
 
     Raises:
@@ -60,10 +56,10 @@ def raw_value(value: object, where: str) -> Raw:
     if isinstance(value, _Tensor):
         return _array(value, where)
     if isinstance(value, _Picture):
-        if value.mode in ("1", "P"):
-            value.save(file := io.BytesIO(), "PNG", compress_level=1)
-            return file.getvalue()
-        # Every other mode of Pillow in one of the three that images are decoded to.
+        if value.mode == "1":
+            # NumPy is given 255 for True
+            return np.asarray(value.convert("L")) > 0
+        # Every mode of colours in one of the two that images are decoded to.
         transparent = value.mode in ("RGBA", "LA", "PA", "La", "RGBa")
         is_plain = value.mode[0] in "LIF" and len(value.getbands()) == 1
         mode = value.mode if is_plain else "RGBA" if transparent else "RGB"
