@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from dataio.base.errors import CacheBusyError, CacheError, CacheStagingError
-from dataio.base.filesystem import cache_directory
+from dataio.base.filesystem import cache_directory, filesystem_of
 from dataio.base.own import distrust
 from dataio.rows.fields import Field, declarations, row_schema
 from dataio.source import ImageFolderSource
@@ -215,7 +215,7 @@ class _Wanted:
     def _writable(self, first: Path) -> Cache:
         """Take the first that no other job has in a way that cannot be shared."""
         taken: CacheBusyError | None = None
-        for directory in _candidates(first):
+        for directory in self._candidates(first):
             try:
                 cache = self._prepared(directory)
             except CacheStagingError:
@@ -233,7 +233,7 @@ class _Wanted:
     def _read_only(self) -> tuple[Cache | None, str]:
         """Open what lies there, changing nothing; or say why not."""
         reason = "it holds no cache of this node"
-        for directory in itertools.takewhile(Path.exists, _candidates(self.first)):
+        for directory in itertools.takewhile(Path.exists, self._candidates(self.first)):
             try:
                 return self._prepared(directory, read_only=True), ""
             except CacheStagingError:
@@ -241,6 +241,15 @@ class _Wanted:
             except CacheError as error:
                 reason = str(error)
         return None, reason
+
+    def _candidates(self, first: Path) -> Iterator[Path]:
+        """Yield directories to try; those of any number, where this machine had another before."""
+        topology, home = self.world.topology, first.parent
+        if topology.by_host and not first.exists() and not filesystem_of(home).is_shared:
+            yield from sorted(path for path in home.glob("node*") if path.name[4:].isdecimal())
+        yield first
+        for number in itertools.count(1):
+            yield first.with_name(f"{first.name}.{number}")
 
     def _prepared(self, directory: Path, *, read_only: bool = False) -> Cache:
         cache = self.cache_in(directory)
@@ -256,12 +265,6 @@ class _Wanted:
             cache.close()
             raise
         return cache
-
-
-def _candidates(first: Path) -> Iterator[Path]:
-    yield first
-    for number in itertools.count(1):
-        yield first.with_name(f"{first.name}.{number}")
 
 
 def scores_directory(directory: Path) -> Path:

@@ -197,7 +197,7 @@ def _find_nodes(world: World, per_node: int | None) -> Topology:
         )
     if per_node:
         return Topology(tuple(rank // per_node for rank in range(world.world_size)))
-    return Topology.from_names([name for name, _ in answers])
+    return Topology.from_names([name for name, _ in answers], by_host=True)
 
 
 class SingleTransport:

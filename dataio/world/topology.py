@@ -11,9 +11,11 @@ class Topology:
 
     Attributes:
         node_of_rank: Nodes, numbered from 0 in the order in which they first appear.
+        by_host: Whether nodes are machines, each with disks of its own; else some share one.
     """
 
     node_of_rank: tuple[int, ...]
+    by_host: bool = False
 
     def __post_init__(self) -> None:
         if not self.node_of_rank or self.node_of_rank != _by_appearance(self.node_of_rank):
@@ -23,9 +25,9 @@ class Topology:
             )
 
     @classmethod
-    def from_names(cls, names: Sequence[str]) -> "Topology":
+    def from_names(cls, names: Sequence[str], *, by_host: bool = False) -> "Topology":
         """Number the nodes from one name a rank; equal names are one node."""
-        return cls(_by_appearance(names))
+        return cls(_by_appearance(names), by_host)
 
     @classmethod
     def from_layout(cls, layout: Sequence[int]) -> "Topology":

@@ -142,7 +142,7 @@ class World:
         nodes = [self.topology.node_of_rank[rank] for rank in ranks]
         made = World(
             PartTransport(self._transport, ranks),
-            Topology.from_names([str(node) for node in nodes]),
+            Topology.from_names([str(node) for node in nodes], by_host=self.topology.by_host),
             timeout_s=self.timeout_s,
             names=[self._names[rank] for rank in ranks],
         )

@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -253,6 +254,29 @@ def test_a_smaller_job_and_back_reads_only_what_the_missing_node_held(tmp_path, 
     fewer = run([1] * 3, 1, tmp_path / "saved0")
     assert fewer == sorted(held[3] - held[0] - held[1] - held[2])
     assert run([1] * 4, 2, tmp_path / "saved1") == [], "three nodes held all"
+
+
+@pytest.mark.parametrize("policy", [Local(), Partial(0.3)])
+def test_machines_that_are_numbered_anew_find_what_lies_on_their_disks(tmp_path, policy):
+    """Of three machines the first is lost: the others are nodes 0 and 1 now."""
+
+    def train(machines):
+        source = MemorySource(SAMPLES)
+
+        def run(world):
+            world.topology = replace(world.topology, by_host=True)
+            root = tmp_path / f"disk of {machines[world.node]}"
+            with make(world, root, source, shuffle=policy) as loader:
+                return len(list(loader))
+
+        run_threads(thread_worlds([1] * len(machines), timeout_s=30), run)
+        return len(set(source.rows_read))
+
+    assert train([0, 1, 2]) == SAMPLES
+    lost = train([1, 2])
+    assert 0 < lost <= -(-SAMPLES // 3), "what the first machine held"
+    assert train([2, 1]) == 0
+    assert sorted(path.name for path in tmp_path.glob("disk of 1/*/node*")) == ["node1"]
 
 
 def test_going_back_and_forth_between_epochs_reads_each_row_from_the_source_once(tmp_path):
