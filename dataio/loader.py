@@ -127,6 +127,7 @@ class Loader:
         self._owns_world = world is None
         session, rowlog = begin_training(arguments, self.world)
         self.needs_outcome = session.pool.needs_outcome
+        self.needs_scores = session.pool.keeps_scores
         self.fields = session.fields
         self._epochs = Conductor(session, rowlog=rowlog)
         self._run = self._epochs.run

@@ -62,6 +62,19 @@ def discover_world(*, ranks_per_node: int | None = None, timeout_s: float = 300.
     return World(transport, _find_nodes(world, per_node), timeout_s=timeout_s)
 
 
+def torch_world(*, timeout_s: float) -> World:
+    """Make a world of the ranks of torch's default group, whoever the launcher says they are.
+
+    Collective.
+    """
+    from dataio.world.torch import TorchTransport
+
+    transport = TorchTransport(timeout_s=timeout_s)
+    world = World(transport, Topology((0,) * transport.world_size), timeout_s=timeout_s)
+    per_node = number(os.environ, "TONARI_RANKS_PER_NODE", least=1)
+    return World(transport, _find_nodes(world, per_node), timeout_s=timeout_s)
+
+
 def choose_medium(environ: Mapping[str, str], torch: Claim | None) -> Medium:
     """Decide from the launcher's variables and torch's default group, if there is one."""
     mpi, torchrun = mpi_claim(environ), torchrun_claim(environ)

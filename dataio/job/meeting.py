@@ -1,0 +1,124 @@
+"""Agree on which ranks go on after some were lost, by files of a directory that all nodes see.
+
+Ranks that have lost others cannot send each other messages, and a store may have died with its
+node. Each writes a file of its own; one of them lists those that came in a file that only one can
+make. So of two halves that do not see each other one alone goes on.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dataio.base.atomic import write_file
+from dataio.base.errors import WorldError
+
+POLL_S = 0.02
+APART_S = 1.0
+"""How much longer than the rank before it a rank waits before it makes the list."""
+
+
+@dataclass(frozen=True)
+class Met:
+    """Who goes on.
+
+    Attributes:
+        ranks: Their numbers when the job began, ascending.
+        said: What each of them said as it came.
+    """
+
+    ranks: tuple[int, ...]
+    said: Mapping[int, dict[str, Any]]
+
+
+class Meeting:
+    """One agreement among the ranks of a job.
+
+    Args:
+        directory: Of this meeting alone, on a filesystem that every node sees.
+        rank: This rank's number when the job began.
+        patience_s: How long the first of those that came waits for others. It must be longer than
+            a rank takes to notice `is_called`.
+        clock: Seconds.
+        sleep: Waits for seconds.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        rank: int,
+        *,
+        patience_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._directory, self._rank, self._patience_s = directory, rank, patience_s
+        self._clock, self._sleep = clock, sleep
+
+    @property
+    def is_called(self) -> bool:
+        """Whether a rank has come to it."""
+        return self._directory.exists()
+
+    def announce(self) -> None:
+        """Say that this rank is alive and will come: it is waited for. From any thread."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        (self._directory / f"alive-{self._rank}").touch()
+
+    def come(self, said: Mapping[str, object]) -> None:
+        """Come, with what the others are to know."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        write_file(self._directory / f"rank-{self._rank}", json.dumps(dict(said)).encode())
+
+    def agree(self, expected: Collection[int], *, timeout_s: float) -> Met:
+        """Wait until it is known who goes on. By every rank that came.
+
+        Args:
+            expected: Who may come; when all have, nobody waits any longer.
+            timeout_s: Longest wait, also for a rank that was announced and does not come.
+
+        Raises:
+            WorldError: If this rank is left out, or no list was made in time.
+        """
+        begun_s = self._clock()
+        while (met := self._read()) is None:
+            waited_s, here = self._clock() - begun_s, self._named("rank-")
+            are_due = self._named("alive-") - here and waited_s < timeout_s
+            patience_s = self._patience_s + APART_S * sorted(here).index(self._rank)
+            if here >= set(expected) or (waited_s >= patience_s and not are_due):
+                self._publish(sorted(here))
+            elif waited_s > timeout_s + patience_s:
+                raise WorldError(
+                    f"{self._directory}: ranks were lost, and after {timeout_s:g} s nobody has "
+                    "said who goes on; start the same command again"
+                )
+            else:
+                self._sleep(POLL_S)
+        if self._rank not in met:
+            raise WorldError(
+                f"[rank {self._rank}] the others go on without this rank, which came too late or "
+                f"did not reach them ({self._directory} has who they are); start it again to join"
+            )
+        return Met(tuple(met), {rank: self._said(rank) for rank in met})
+
+    def _named(self, prefix: str) -> set[int]:
+        parts = [name.rpartition("-") for name in os.listdir(self._directory)]
+        return {int(rank) for name, dash, rank in parts if name + dash == prefix and rank.isdigit()}
+
+    def _said(self, rank: int) -> dict[str, Any]:
+        return dict(json.loads((self._directory / f"rank-{rank}").read_bytes()))
+
+    def _read(self) -> list[int] | None:
+        with contextlib.suppress(FileNotFoundError):
+            return list(json.loads((self._directory / "members").read_bytes()))
+        return None
+
+    def _publish(self, ranks: list[int]) -> None:
+        mine = self._directory / f"list-{self._rank}"
+        write_file(mine, json.dumps(ranks).encode())
+        with contextlib.suppress(FileExistsError):  # another rank's list counts
+            os.link(mine, self._directory / "members")
