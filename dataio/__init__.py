@@ -55,6 +55,7 @@ from dataio.world import World, discover_world
 
 if TYPE_CHECKING:
     from dataio.job.launch import Job, join
+    from dataio.job.live import LiveJob, live
     from dataio.job.watchdog import Watchdog
     from dataio.loader import Loader
     from dataio.mixture import Mixture
@@ -83,6 +84,7 @@ __all__ = [
     "Importance",
     "Int",
     "Job",
+    "LiveJob",
     "Loader",
     "Mask",
     "Mixture",
@@ -121,6 +123,7 @@ __all__ = [
     "WorldError",
     "discover_world",
     "join",
+    "live",
     "open_source",
     "write_index",
     "write_prometheus",
@@ -130,11 +133,13 @@ __all__ = [
 _NEED_TORCH = {
     "AsList": f"{__name__}.rows.samples",
     "Job": f"{__name__}.job.launch",
+    "LiveJob": f"{__name__}.job.live",
     "Loader": f"{__name__}.loader",
     "Mixture": f"{__name__}.mixture",
     "Tuples": f"{__name__}.rows.samples",
     "Watchdog": f"{__name__}.job.watchdog",
     "join": f"{__name__}.job.launch",
+    "live": f"{__name__}.job.live",
 }
 
 

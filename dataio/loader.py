@@ -84,6 +84,7 @@ class Loader:
         step: Batches of it delivered so far, since the layout or the batch size last changed.
         lr_factor: What the policy multiplies the learning rate by in this epoch.
         needs_outcome: Whether a policy goes by ``correct`` or ``confidence`` of a report.
+        keeps_scores: Whether a policy goes by what is reported.
 
     Raises:
         ValueError: If an argument is out of range, such as a batch larger than a replica's rows.
@@ -127,7 +128,7 @@ class Loader:
         self._owns_world = world is None
         session, rowlog = begin_training(arguments, self.world)
         self.needs_outcome = session.pool.needs_outcome
-        self.needs_scores = session.pool.keeps_scores
+        self.keeps_scores = session.pool.keeps_scores
         self.fields = session.fields
         self._epochs = Conductor(session, rowlog=rowlog)
         self._run = self._epochs.run

@@ -1,45 +1,35 @@
-"""Train on when ranks are lost: those that are left begin again where all had counted a step.
+"""Train on when ranks are lost: those that are left begin again behind the last step that counts.
 
-A restart without a restart. The training function is called again in the same processes, in a
-world of the ranks that are left; model, optimizer and place come from memory, rows from the caches.
+It is a restart without a restart. The training function is called again in the same processes, in
+a world of the ranks that are left. Model, optimizer and place come from memory, rows from caches.
 
-A step counts if one of those left has taken it. It may be taken when the gradients' sum is there:
-then all ranks have given their part, and who lacks the sum takes over weights from one who has it.
-So no vote is needed beside the sum.
+A step counts if a rank that is left has taken it. A rank takes a step when it has the sum of all
+gradients, so every rank has given its part by then. Who is left and lacks the sum takes weights
+over from one that has it. No vote is needed beside the sum.
 """
 
 import contextlib
 import copy
 import gc
 import io
+import logging
 import os
-import shutil
-import socket
-import stat
-import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from dataio.base.atomic import write_file
 from dataio.base.errors import WorldError
-from dataio.job.faults import find_cause, is_of_a_peer
-from dataio.job.meeting import Meeting
+from dataio.job.generations import Generations
 from dataio.loader import Loader
-from dataio.plan.segment import Position
 from dataio.world import World
-from dataio.world.discover import torch_world
 
 Result = TypeVar("Result")
-LOOK_S = 0.5
-"""Between two looks whether another rank has called a meeting."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,116 +38,121 @@ class Counted:
 
     Attributes:
         number: Steps counted so far.
-        position: Of the loader.
-        values: What is not a weight and not of the optimizer's tensors, by the object's name.
-        random: Of torch's generator.
+        loader: Where it stands.
+        random: State of torch's generator.
+        values: What is not a weight and not a tensor of an optimizer, by the object's name.
+        objects: What `LiveJob.keep` was given.
     """
 
     number: int
-    position: Position
-    values: Mapping[str, Any]
+    loader: dict[str, object]
     random: torch.Tensor
+    values: Mapping[str, Any]
+    objects: Mapping[str, Any]
+
+    def state(self) -> dict[str, Any]:
+        """Put all of it together, as ``state_dict`` of each gives it."""
+        whole = {name: _whole(its, self.values[name]) for name, its in self.objects.items()}
+        return {**whole, "loader": self.loader, "random": self.random}
 
 
 class LiveJob:
-    """This process among the ranks that are there, for one call of the training function.
+    """The ranks that are there, for one call of the training function.
 
     Attributes:
-        world: All ranks.
-        number: Steps counted so far.
+        world: All of them.
         ranks: Their numbers when the job began.
+        number: Steps counted so far, of all calls.
     """
 
-    def __init__(self, world: World, ranks: tuple[int, ...], before: "LiveJob | None") -> None:
+    def __init__(self, world: World, ranks: tuple[int, ...], counted: Counted | None) -> None:
         self.world, self.ranks = world, ranks
-        self._before = before
-        self._objects: dict[str, Any] = {}
+        self.counted = counted
         self._loader: Loader | None = None
-        self.counted: Counted | None = before.counted if before is not None else None
-        self.most = self.number
+        self._objects: dict[str, Any] = {}
 
     @property
     def number(self) -> int:
         return self.counted.number if self.counted is not None else 0
 
-    def keep(self, loader: Loader, **objects: Any) -> None:
-        """Name what a step changes; where ranks were lost, it gets what it had. Collective.
+    def keep(self, loader: Loader, **objects: Any) -> bool:
+        """Name what steps change; after a loss it gets what it had. Collective, once in each call.
 
         Args:
-            loader: Made in this call of the training function, and not iterated yet.
-            objects: Modules, optimizers, schedulers: all with ``state_dict``, made as before.
+            loader: Made in this call, and not iterated yet. Without a policy that goes by scores.
+            objects: Modules, optimizers, schedulers and others with ``state_dict`` and
+                ``load_state_dict``, made in this call as in the one before.
+
+        Returns:
+            Whether they go on from a step; if not, restore a checkpoint now, or begin.
 
         Raises:
-            WorldError: If the loader keeps scores: those of lost ranks are lost.
+            WorldError: If the loader's policy goes by scores.
         """
-        if loader.needs_scores:
+        if loader.keeps_scores:
             raise WorldError(
-                "live: the loader's importance goes by scores, and those of a lost rank are lost; "
-                "leave importance out, or train without live"
+                "live: the loader has a policy that goes by scores, and those of lost ranks are "
+                "lost with them; leave importance= out, or train without live"
             )
         self._loader, self._objects = loader, objects
-        numbers = [int(said) for said in self._tell(str(self.number))]
-        self.most = max(numbers)
-        if not self.most:
-            return
-        state = self._state() if self.number == self.most else {}
-        if min(numbers) < self.most:
-            state = self._take_over(state, donor=numbers.index(self.most))
+        said = self.world.allgather(str(self.number).encode(), doing="comparing counted steps")
+        numbers = [int(each) for each in said]
+        most = max(numbers)
+        if not most:
+            return False
+        state = self.counted.state() if self.counted and self.number == most else {}
+        if min(numbers) < most:
+            state = self._take_over(state, donor=numbers.index(most))
         for name, its in objects.items():
             its.load_state_dict(state[name])
         loader.load_state_dict(state["loader"])
         torch.set_rng_state(state["random"])
-        self._count(self.most, Position.from_json(state["loader"]), state["random"])
-        self._before = None
+        self._count(most, state["loader"])
+        return True
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Change weights and all else that a step changes, within; the step counts at its end."""
+        """Change weights, and all else that a step changes, within; at its end the step counts.
+
+        The last collective before it must be one to which each rank gives its part of this step,
+        such as `average`. Within is none.
+        """
         yield
-        assert self._loader is not None, "keep was called"
-        self._count(self.number + 1, self._loader._run.position, torch.get_rng_state())
+        if self._loader is None:
+            raise WorldError(
+                "live: a step was taken before keep; call job.keep(loader, model=model, ...) first"
+            )
+        self._count(self.number + 1, self._loader.state_dict())
 
     def average(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Average gradients over all ranks, those that are None as zeros. Collective."""
+        """Average the gradients of all ranks; None counts as zeros. Collective."""
         given = [each for each in parameters if each.requires_grad]
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in given]
-        flat = torch._utils._flatten_dense_tensors(grads)
+        flat = torch.cat([grad.flatten() for grad in grads])
         dist.all_reduce(flat)
         flat /= self.world.world_size
-        for parameter, grad in zip(
-            given, torch._utils._unflatten_dense_tensors(flat, grads), strict=True
+        for parameter, part in zip(
+            given, torch.split(flat, [p.numel() for p in given]), strict=True
         ):
-            parameter.grad = grad
+            parameter.grad = part.view_as(parameter)
 
-    def _count(self, number: int, position: Position, random: torch.Tensor) -> None:
+    def _count(self, number: int, loader: dict[str, object]) -> None:
         values = {name: _values(its) for name, its in self._objects.items()}
-        self.counted = Counted(number, position, values, random)
-
-    def _state(self) -> dict[str, Any]:
-        """Collect what the call before had, as of the last step that it counted."""
-        before, counted = self._before, self.counted
-        assert before is not None and counted is not None
-        loader = before._loader
-        assert loader is not None
-        state = {
-            name: _whole(its, counted.values[name]) for name, its in before._objects.items()
-        }
-        place = loader._session.identity.to_state(counted.position, num_hidden=0)
-        return {**state, "loader": place, "random": counted.random}
+        self.counted = Counted(number, loader, torch.get_rng_state(), values, self._objects)
 
     def _take_over(self, state: dict[str, Any], *, donor: int) -> dict[str, Any]:
         """Send what one rank has to all. Collective."""
         stored = io.BytesIO()
         if self.world.rank == donor:
             torch.save(state, stored)
-        sizes = [int(said) for said in self._tell(str(stored.tell()))]
-        data = torch.frombuffer(bytearray(stored.getvalue() or bytes(sizes[donor])), dtype=torch.uint8)
+        size = torch.tensor(stored.tell())
+        dist.broadcast(size, src=donor)
+        data = torch.zeros(int(size), dtype=torch.uint8)
+        if self.world.rank == donor:
+            data = torch.frombuffer(bytearray(stored.getvalue()), dtype=torch.uint8)
         dist.broadcast(data, src=donor)
-        return dict(torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True))
-
-    def _tell(self, said: str) -> list[str]:
-        heard = self.world.allgather(said.encode(), doing="comparing counted steps")
-        return [each.decode() for each in heard]
+        found = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
+        return dict(found)
 
 
 def live(
@@ -165,214 +160,52 @@ def live(
     *,
     directory: str | os.PathLike[str],
     least: int = 1,
-    patience_s: float = 3.0,
+    patience_s: float = 5.0,
     timeout_s: float = 300.0,
 ) -> Result:
     """Call a training function, and again on the ranks that are left whenever some are lost.
 
+    Started as torchrun starts ranks: with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. On CPUs.
+
     Args:
         train: Makes loader, model and optimizer, gives them to `LiveJob.keep`, and trains as if it
-            went on from a checkpoint.
-        directory: On a filesystem that every node sees; files of this job lie in it.
-        least: Fewer ranks end the job.
-        patience_s: How long ranks that lost others wait for more of them.
-        timeout_s: Longest wait for another rank, > 0.
+            went on from a checkpoint. Nothing else may go from one call to the next.
+        directory: On a filesystem that every node sees: ranks that lost others meet in it.
+        least: With fewer ranks the job ends, >= 1.
+        patience_s: How long ranks that lost others wait for more of them to come: longer than
+            a node that is busy takes to notice, or that node is left behind.
+        timeout_s: Longest wait for another rank, > 0; one that is silent for longer is lost.
 
     Returns:
         What the function returns.
 
     Raises:
-        WorldError: If fewer than ``least`` ranks are left, this one is left out, or another failed
-            by an error of its own.
+        WorldError: If fewer ranks are left, the others go on without this one, one of them ended by
+            an error of its own, or torchrun's variables are missing.
     """
-    ranks = _Generations(Path(directory), patience_s=patience_s, timeout_s=timeout_s)
+    generations = Generations(Path(directory), patience_s=patience_s, timeout_s=timeout_s)
     try:
-        job = ranks.first()
+        job = LiveJob(generations.first(), generations.ranks, None)
         while True:
             try:
                 result = train(job)
-                job.world.barrier(doing="ending together")
-                ranks.end()
-                return result
+                return generations.end(job.world, result)
             except Exception as error:
-                if not ranks.are_lost(error):
-                    ranks.fail(error)
+                if not generations.are_lost(error):
+                    generations.fail(error)
                     raise
-                said = str(find_cause(error))
+                why = str(error)
+                # Its frames hold the loader and the model of this call.
                 traceback.clear_frames(error.__traceback__)
             gc.collect()
-            job = ranks.regroup(job, said, least=least)
+            world = generations.go_on(why, counted=job.number, least=least)
+            log.warning(
+                "[rank %d] live: ranks %s go on from step %d (%s)",
+                world.rank, [*generations.ranks], job.number, why,
+            )  # fmt: skip
+            job = LiveJob(world, generations.ranks, job.counted)
     finally:
-        ranks.close()
-
-
-class _Generations:
-    """The worlds of a job, one after the other."""
-
-    def __init__(self, directory: Path, *, patience_s: float, timeout_s: float) -> None:
-        self._root, self._patience_s, self._timeout_s = directory, patience_s, timeout_s
-        self._directory = directory
-        self._generation = 0
-        self._ranks: tuple[int, ...] = ()
-        self._rank = 0
-        self._sockets: list[socket.socket] = []
-        self._meeting: Meeting | None = None
-        self._cut = threading.Lock()
-        self._ended = threading.Event()
-
-    def first(self) -> LiveJob:
-        """Join the ranks that the launcher started. Collective."""
-        limit = timedelta(seconds=self._timeout_s)
-        with self._noting_sockets():
-            dist.init_process_group("gloo", timeout=limit)
-            world = torch_world(timeout_s=self._timeout_s)
-        self._rank, self._ranks = world.rank, tuple(range(world.world_size))
-        name = f"live-{os.urandom(4).hex()}".encode()
-        names = world.allgather(name if world.rank == 0 else b"", doing="naming the job")
-        self._directory = self._root / names[0].decode()
-        if world.rank == 0:
-            self._directory.mkdir(parents=True)
-        world.barrier(doing="making the job's directory")
-        self._watch()
-        return LiveJob(world, self._ranks, None)
-
-    def are_lost(self, error: BaseException) -> bool:
-        """Whether an error means that others are lost, rather than that this rank is wrong."""
-        meeting = self._meeting
-        return is_of_a_peer(find_cause(error)) or (meeting is not None and meeting.is_called)
-
-    def fail(self, error: BaseException) -> None:
-        """Tell the others that this rank ends by an error of its own."""
-        with contextlib.suppress(OSError):
-            words = f"rank {self._rank}: {type(error).__name__}: {error}"
-            write_file(self._directory / "failed", words.encode())
-
-    def end(self) -> None:
-        """Take notice that all have ended well."""
-        if self._rank == self._ranks[0]:
-            shutil.rmtree(self._directory, ignore_errors=True)
-
-    def close(self) -> None:
-        """Let go of the ranks, without them."""
-        self._ended.set()
-        self._shut()
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-    def regroup(self, before: LiveJob, said: str, *, least: int) -> LiveJob:
-        """Go on with those that are left. By all of them."""
-        while True:
-            self._check_failed(said)
-            meeting, expected = self._meeting, self._ranks
-            assert meeting is not None
-            meeting.announce()
-            self._shut()
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            meeting.come({"counted": before.number})
-            self._ranks = meeting.agree(expected, timeout_s=self._timeout_s).ranks
-            self._check_failed(said)
-            if len(self._ranks) < least:
-                raise WorldError(
-                    f"[rank {self._rank}] {len(self._ranks)} ranks are left, expected {least} at "
-                    f"least ({said}); start the same command again"
-                )
-            self._generation += 1
-            self._watch()
-            try:
-                with self._noting_sockets():
-                    self._form()
-                    return LiveJob(torch_world(timeout_s=self._timeout_s), self._ranks, before)
-            except (WorldError, RuntimeError) as error:
-                # Another was lost meanwhile. If none was, they do not reach one another.
-                if self._ranks == expected:
-                    raise WorldError(
-                        f"[rank {self._rank}] ranks {[*expected]} met and cannot connect to one "
-                        f"another ({error}); start the same command again"
-                    ) from error
-                said = str(error)
-
-    def _form(self) -> None:
-        limit, file = timedelta(seconds=self._timeout_s), self._directory / f"store-{self._generation}"
-        me, size = self._ranks.index(self._rank), len(self._ranks)
-        if me == 0:
-            host = socket.gethostname() if "MASTER_ADDR" in os.environ else "127.0.0.1"
-            store = TCPStore(
-                host, 0, size, is_master=True, timeout=limit, wait_for_workers=False
-            )
-            write_file(file, f"{host} {store.port}".encode())
-        else:
-            host, port = self._wait_for(file).split()
-            store = TCPStore(host, int(port), size, timeout=limit)
-        dist.init_process_group("gloo", store=store, rank=me, world_size=size, timeout=limit)
-
-    def _wait_for(self, file: Path) -> str:
-        import time
-
-        until_s = time.monotonic() + self._timeout_s
-        while time.monotonic() < until_s:
-            with contextlib.suppress(FileNotFoundError):
-                return file.read_text()
-            time.sleep(0.02)
-        raise WorldError(f"{file}: was not written in {self._timeout_s:g} s")
-
-    def _check_failed(self, said: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            words = (self._directory / "failed").read_text()
-            raise WorldError(f"[rank {self._rank}] {words}; the job ends ({said})")
-
-    def _watch(self) -> None:
-        self._ended.set()
-        self._ended = threading.Event()
-        self._meeting = Meeting(
-            self._directory / f"generation-{self._generation + 1}", self._rank,
-            patience_s=self._patience_s,
-        )  # fmt: skip
-        threading.Thread(
-            target=self._look, args=(self._meeting, self._ended), daemon=True, name="tonari-live"
-        ).start()
-
-    def _look(self, meeting: Meeting, ended: threading.Event) -> None:
-        while not ended.wait(LOOK_S):
-            if meeting.is_called:
-                with contextlib.suppress(OSError):
-                    meeting.announce()
-                # Whoever waits for a rank that has left is free now.
-                self._shut()
-                return
-
-    @contextlib.contextmanager
-    def _noting_sockets(self) -> Iterator[None]:
-        before = _open_sockets()
-        yield
-        for descriptor, name in _open_sockets().items():
-            if before.get(descriptor) != name:
-                made = socket.socket(fileno=os.dup(descriptor))
-                # Not those that listen: gloo ends the process where one of them is shut.
-                try:
-                    made.getpeername()
-                except OSError:
-                    made.close()
-                else:
-                    self._sockets.append(made)
-
-    def _shut(self) -> None:
-        """Shut the connections to all ranks: what waits for them fails, whoever holds it."""
-        with self._cut:
-            for each in self._sockets:
-                with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-                each.close()
-            self._sockets.clear()
-
-
-def _open_sockets() -> dict[int, str]:
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-    return found
+        generations.close()
 
 
 def _values(its: Any) -> Any:
@@ -380,8 +213,9 @@ def _values(its: Any) -> Any:
     if isinstance(its, torch.nn.Module):
         return [buffer.clone() for buffer in its.buffers()]
     if isinstance(its, torch.optim.Optimizer):
+        # Tensors too: a learning rate may be one.
         return [
-            {name: value for name, value in group.items() if name != "params"}
+            {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
             for group in its.param_groups
         ]
     return copy.deepcopy(its.state_dict())
@@ -390,8 +224,9 @@ def _values(its: Any) -> Any:
 def _whole(its: Any, values: Any) -> Any:
     """Put an object's state together, as it was when its values were copied."""
     if isinstance(its, torch.nn.Module):
-        for buffer, value in zip(its.buffers(), values, strict=True):
-            buffer.copy_(value)
+        with torch.no_grad():
+            for buffer, value in zip(its.buffers(), values, strict=True):
+                buffer.copy_(value)
         return its.state_dict()
     if isinstance(its, torch.optim.Optimizer):
         for group, value in zip(its.param_groups, values, strict=True):

@@ -10,9 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dataio.base.atomic import write_file
 from dataio.base.errors import WorldError
@@ -20,19 +18,6 @@ from dataio.base.errors import WorldError
 POLL_S = 0.02
 APART_S = 1.0
 """How much longer than the rank before it a rank waits before it makes the list."""
-
-
-@dataclass(frozen=True)
-class Met:
-    """Who goes on.
-
-    Attributes:
-        ranks: Their numbers when the job began, ascending.
-        said: What each of them said as it came.
-    """
-
-    ranks: tuple[int, ...]
-    said: Mapping[int, dict[str, Any]]
 
 
 class Meeting:
@@ -65,24 +50,27 @@ class Meeting:
         return self._directory.exists()
 
     def announce(self) -> None:
-        """Say that this rank is alive and will come: it is waited for. From any thread."""
-        self._directory.mkdir(parents=True, exist_ok=True)
+        """Say that this rank is alive and will come: it is waited for. From any thread.
+
+        Raises:
+            FileNotFoundError: If the job's directory is gone: it has ended.
+        """
+        self._directory.mkdir(exist_ok=True)
         (self._directory / f"alive-{self._rank}").touch()
 
     def come(self, said: Mapping[str, object]) -> None:
-        """Come, with what the others are to know."""
-        self._directory.mkdir(parents=True, exist_ok=True)
+        """Come, with what whoever reads the directory is to know; after `announce`."""
         write_file(self._directory / f"rank-{self._rank}", json.dumps(dict(said)).encode())
 
-    def agree(self, expected: Collection[int], *, timeout_s: float) -> Met:
-        """Wait until it is known who goes on. By every rank that came.
+    def agree(self, expected: Collection[int], *, timeout_s: float) -> tuple[int, ...]:
+        """Wait until it is known who goes on: their numbers, ascending. By every rank that came.
 
         Args:
             expected: Who may come; when all have, nobody waits any longer.
             timeout_s: Longest wait, also for a rank that was announced and does not come.
 
         Raises:
-            WorldError: If this rank is left out, or no list was made in time.
+            WorldError: If this rank is left out.
         """
         begun_s = self._clock()
         while (met := self._read()) is None:
@@ -91,11 +79,6 @@ class Meeting:
             patience_s = self._patience_s + APART_S * sorted(here).index(self._rank)
             if here >= set(expected) or (waited_s >= patience_s and not are_due):
                 self._publish(sorted(here))
-            elif waited_s > timeout_s + patience_s:
-                raise WorldError(
-                    f"{self._directory}: ranks were lost, and after {timeout_s:g} s nobody has "
-                    "said who goes on; start the same command again"
-                )
             else:
                 self._sleep(POLL_S)
         if self._rank not in met:
@@ -103,14 +86,12 @@ class Meeting:
                 f"[rank {self._rank}] the others go on without this rank, which came too late or "
                 f"did not reach them ({self._directory} has who they are); start it again to join"
             )
-        return Met(tuple(met), {rank: self._said(rank) for rank in met})
+        return tuple(met)
 
     def _named(self, prefix: str) -> set[int]:
-        parts = [name.rpartition("-") for name in os.listdir(self._directory)]
+        names = [path.name for path in self._directory.iterdir()]
+        parts = [name.rpartition("-") for name in names]
         return {int(rank) for name, dash, rank in parts if name + dash == prefix and rank.isdigit()}
-
-    def _said(self, rank: int) -> dict[str, Any]:
-        return dict(json.loads((self._directory / f"rank-{rank}").read_bytes()))
 
     def _read(self) -> list[int] | None:
         with contextlib.suppress(FileNotFoundError):

@@ -1,0 +1,230 @@
+"""Ranks are lost at any moment: the others train on, each sample once, as one process would."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dataio
+from dataio.base.errors import WorldError
+from dataio.job.meeting import APART_S, Meeting
+from dataio.world import single_world
+from importance import Kakurenbo
+from tests.dataio.job.live_ranks import EPOCHS, LIMIT_S, NUM_SAMPLES, loss_of, make, samples
+from tests.memory_source import FIELDS, MemorySource
+from tests.multirank import ROOT, job_environ
+
+Faults = dict[str, list[Any]]
+PLACES = ("kept", "epoch", "batch", "forward", "gathered", "averaged", "stepped", "epoch end")
+
+
+def run(out: Path, num_ranks: int, faults: Faults, **options: object) -> list[int]:
+    """Train, and return the ranks' exit statuses."""
+    given = {"timeout_s": 20.0, "patience_s": 4.0, **options}
+    subprocess.run(
+        [sys.executable, "-m", "tests.dataio.job.live_ranks", str(out), str(num_ranks),
+         json.dumps(faults), json.dumps(given)],
+        check=True, timeout=LIMIT_S + 60, env=job_environ(), cwd=ROOT,
+    )  # fmt: skip
+    statuses: list[int] = json.loads((out / "ended.json").read_text())
+    return statuses
+
+
+def said(out: Path, rank: int) -> str:
+    return (out / f"said-{rank}").read_text()
+
+
+def check(out: Path, num_ranks: int, *, left: list[int]) -> list[list[Any]]:
+    """Check what was trained; return with whom, and from which step on, the first that is left did.
+
+    All that wrote a step wrote the same, an epoch has each sample once, and losses and weights are
+    those of one process that is given the same rows.
+    """
+    steps: dict[int, list[Any]] = {}
+    for rank in range(num_ranks):
+        path = out / f"steps-{rank}.jsonl"
+        for number, *its in map(json.loads, path.read_text().splitlines() if path.exists() else []):
+            assert steps.setdefault(number, its) == its
+    assert sorted(steps) == [*range(1, len(steps) + 1)]
+    trained: dict[int, list[int]] = {epoch: [] for epoch in range(EPOCHS)}
+    model, optimizer, schedule = make()
+    inputs, targets = map(torch.from_numpy, samples())
+    for _, (epoch, ids, world_size, loss) in sorted(steps.items()):
+        trained[epoch] += ids
+        optimizer.zero_grad()
+        whole = loss_of(model, inputs[ids], targets[ids])
+        assert whole.item() == pytest.approx(loss, rel=1e-9)
+        (whole / world_size).backward()
+        optimizer.step()
+        schedule.step()
+    assert all(sorted(ids) == [*range(NUM_SAMPLES)] for ids in trained.values())
+    ends = [json.loads((out / f"end-{rank}.json").read_text()) for rank in left]
+    for weights, calls in ends:
+        assert weights == ends[0][0]
+        assert calls[-1] == ends[0][1][-1]
+    for parameter, values in zip(model.parameters(), ends[0][0], strict=True):
+        assert parameter.flatten().tolist() == pytest.approx(values, rel=1e-9, abs=1e-12)
+    met: list[list[Any]] = ends[0][1]
+    return met
+
+
+def kills(place: str, time: int, rank: int) -> Faults:
+    return {str(rank): ["kill", place, time]}
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "faults",
+    [
+        kills("averaged", 4, 0), kills("epoch end", 1, 2), kills("forward", 9, 1),
+        *(
+            pytest.param(kills(place, time, time % 3), marks=pytest.mark.nightly)
+            for place in PLACES for time in (1, 2, 3, 8, 17, 24)
+            if time < 3 or place not in ("kept", "epoch", "epoch end")
+        ),
+    ],
+    ids=lambda faults: "-".join(map(str, [*faults, *next(iter(faults.values()))])),
+)  # fmt: skip
+def test_those_that_are_left_train_each_sample_once_as_one_process_would(tmp_path, faults):
+    ((lost, (_, place, time)),) = faults.items()
+    left = [rank for rank in range(3) if rank != int(lost)]
+    statuses = run(tmp_path, 3, faults)
+    assert [statuses[rank] for rank in left] == [0, 0], "\n".join(said(tmp_path, r) for r in left)
+    if place in ("kept", "epoch") and time > 1 + (place == "epoch") * (EPOCHS - 1):
+        return  # it never came there
+    calls = check(tmp_path, 3, left=left)
+    if statuses[int(lost)] == -9:
+        assert calls[-1][0] == left
+    assert not [*(tmp_path / "live").iterdir()]
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("faults", "left"),
+    [
+        ({"1": ["kill", "forward", 6], "0": ["kill", "kept", 2]}, [2, 3]),
+        pytest.param(
+            {"1": ["kill", "forward", 6], "2": ["kill", "forward", 6]}, [0, 3],
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            {"1": ["kill", "forward", 6], "2": ["kill", "averaged", 12], "3": ["kill", "epoch", 3]},
+            [0], marks=pytest.mark.nightly,
+        ),
+    ],
+)  # fmt: skip
+def test_more_may_be_lost_at_once_and_while_the_others_go_on(tmp_path, faults, left):
+    statuses = run(tmp_path, 4, faults)
+    assert [statuses[rank] for rank in left] == [0] * len(left), said(tmp_path, left[0])
+    assert check(tmp_path, 4, left=left)[-1][0] == left
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(240)
+def test_a_rank_that_stands_still_is_left_behind_and_told_so(tmp_path):
+    statuses = run(tmp_path, 3, {"1": ["stop", "forward", 5]}, timeout_s=8.0)
+    assert statuses == [0, 1, 0], said(tmp_path, 0)
+    assert check(tmp_path, 3, left=[0, 2])[-1] == [[0, 2], 4]
+    assert "the others have ended without this rank" in said(tmp_path, 1)
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(240)
+def test_an_error_of_ones_own_and_too_few_ranks_end_the_job(tmp_path):
+    (tmp_path / "own").mkdir()
+    assert run(tmp_path / "own", 2, {"1": ["raise", "forward", 5]}) == [1, 1]
+    assert "rank 1 failed: ValueError: planted; the job ends" in said(tmp_path / "own", 0)
+    (tmp_path / "few").mkdir()
+    assert run(tmp_path / "few", 2, kills("batch", 5, 0), least=2) == [-9, 1]
+    assert "1 ranks are left, expected 2 at least" in said(tmp_path / "few", 1)
+
+
+def test_what_cannot_go_on_is_refused(tmp_path, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(WorldError, match=r"RANK, .* are not set, expected what torchrun sets"):
+        dataio.live(lambda job: None, directory=tmp_path)
+    with dataio.Loader(
+        MemorySource(8), batch_size=4, fields=FIELDS, cache=tmp_path / "cache",
+        importance=Kakurenbo(0.3), world=single_world(), reports=dataio.Reports(progress=False),
+    ) as loader:  # fmt: skip
+        job = dataio.LiveJob(single_world(), (0,), None)
+        with pytest.raises(WorldError, match="those of lost ranks are lost with them"):
+            job.keep(loader)
+        with pytest.raises(WorldError, match=r"call job\.keep"), job.step():
+            pass
+
+
+class Time:
+    """A clock that sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def meeting(tmp_path: Path, rank: int, time: Time) -> Meeting:
+    return Meeting(tmp_path / "meeting", rank, patience_s=3.0, clock=time.clock, sleep=time.sleep)
+
+
+def test_a_meeting_waits_for_those_that_are_alive_and_not_longer(tmp_path):
+    time = Time()
+    first, second, third = (meeting(tmp_path, rank, time) for rank in range(3))
+    assert not first.is_called
+    first.announce()
+    first.come({})
+    assert second.is_called
+    second.come({})
+    # All that may come have: at once.
+    assert first.agree([0, 1], timeout_s=60) == (0, 1)
+    assert time.now == 0
+    third.come({})
+    with pytest.raises(WorldError, match="the others go on without this rank"):
+        third.agree([0, 1, 2], timeout_s=60)
+
+
+@pytest.mark.parametrize("is_alive", [False, True])
+def test_a_meeting_that_misses_ranks_has_patience_and_more_for_those_that_are_alive(
+    tmp_path, is_alive
+):
+    time = Time()
+    second, third = (meeting(tmp_path, rank, time) for rank in (1, 2))
+    if is_alive:
+        third.announce()
+    second.announce()
+    second.come({})
+    assert second.agree([0, 1, 2], timeout_s=60) == (1,)
+    assert time.now == pytest.approx(60 if is_alive else 3, abs=0.1)
+
+
+def test_ranks_that_come_apart_have_one_list(tmp_path):
+    times = [Time(), Time()]
+    met: dict[int, tuple[int, ...]] = {}
+    meetings = [meeting(tmp_path, rank, times[rank]) for rank in (0, 1)]
+    for each in meetings:
+        each.announce()
+        each.come({})
+
+    def agree(rank: int) -> None:
+        met[rank] = meetings[rank].agree([0, 1, 2], timeout_s=60)
+
+    threads = [threading.Thread(target=agree, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert met == {0: (0, 1), 1: (0, 1)}
+    # The second has more patience than the first.
+    assert times[1].now <= 3 + APART_S + 0.1
