@@ -98,8 +98,8 @@ def public_classes():
             is_abstract = getattr(value, "_is_protocol", False)
             # Candidates and selections are what the loader and a policy hand to one another, jobs
             # and watchdogs what `join` hands to a loop.
-            handed = (dataio.Candidates, dataio.Selection, dataio.Job, dataio.Watchdog)
-            takes_anything = value in (dataio.AsList, *handed) or is_abstract
+            handed = (dataio.Candidates, dataio.Selection, dataio.Job, dataio.LiveJob)
+            takes_anything = value in (dataio.AsList, dataio.Watchdog, *handed) or is_abstract
             if inspect.isclass(value) and not takes_anything and not issubclass(value, Exception):
                 yield value
 
