@@ -238,6 +238,8 @@ def _replace(partial: Path, path: Path) -> None:
     if path.exists():
         _remove(older)
         (path / REPLACED).touch()
+        # After a power cut nobody would know it for ours, and each later save be refused.
+        sync_directory(path)
         os.replace(path, older)
     os.replace(partial, path)
     sync_directory(path.parent)

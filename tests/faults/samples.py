@@ -53,8 +53,8 @@ class Samples:
     made_as = "Samples"
     total_bytes = 0
 
-    def __init__(self, num_samples: int, width: int) -> None:
-        self.name = "samples"
+    def __init__(self, num_samples: int, width: int, name: str = "samples") -> None:
+        self.name = name
         self.num_samples = num_samples
         self.fingerprint = f"samples-{num_samples}-{width}"
         self.shard_starts = np.arange(0, num_samples, 12)
@@ -87,6 +87,7 @@ class Job:
         saves: After which steps of which epochs it saves, as (epoch, step).
         options: Of the loader.
         cache: Of its cache.
+        name: Of the dataset.
     """
 
     nodes: Sequence[int]
@@ -98,13 +99,14 @@ class Job:
     width: int = WIDTH
     options: dict[str, Any] = field(default_factory=dict)
     cache: dict[str, Any] = field(default_factory=dict)
+    name: str = "samples"
 
     def make(self, world: World, root: Path) -> Loader:
         chosen: dict[str, Any] = {"batch_size": 5, "seed": SEED}
         chosen |= {"workers": Workers(threads=0), "reports": Reports(progress=False)} | self.options
         return Loader(
-            Samples(self.num_samples, self.width), cache=NodeCache(root, **self.cache), world=world,
-            fields=fields_of(self.kind, self.width), **chosen,
+            Samples(self.num_samples, self.width, self.name), world=world,
+            cache=NodeCache(root, **self.cache), fields=fields_of(self.kind, self.width), **chosen,
         )  # fmt: skip
 
     def check_row(self, batch: Any, row: int) -> None:

@@ -2,13 +2,21 @@
 
 import contextlib
 import os
+import random  # noqa: TID251 - of no sample: of what a disk keeps
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.faults.recording import Files, Recorder, State, _path_of, _set
+from tests.rehearsal.audit import check_quota
 from tests.rehearsal.scheduler import Scheduler
+
+TEMPORARY = re.compile(r"-\w{8}(?=\.npy)")
+"""What Python draws of a file's name: another one in each course of the same events."""
+PIECE_BYTES = 64
+"""What a disk writes whole or not at all: files are as small in proportion."""
 
 
 class Disks(Recorder):
@@ -17,11 +25,13 @@ class Disks(Recorder):
     Args:
         root: The directory.
         scheduler: Of the rehearsal.
+        quota_bytes: What each node's cache may take; None: what there is.
     """
 
-    def __init__(self, root: Path, scheduler: Scheduler) -> None:
+    def __init__(self, root: Path, scheduler: Scheduler, *, quota_bytes: int | None = None) -> None:
         super().__init__(root)
-        self._scheduler = scheduler
+        self._scheduler, self._quota_bytes = scheduler, quota_bytes
+        self._prefix = f"{root}/"
         self._open_by: dict[int, int] = {}
         self._left: dict[str, Files] = {}
         self._renamed: list[tuple[Path, Path]] = []
@@ -34,13 +44,21 @@ class Disks(Recorder):
                 yield self
 
     def crash(self, kind: str) -> None:
-        """Leave what an end of all machines leaves, as `recording.KINDS` names them."""
+        """Leave what an end of all machines leaves, as `recording.KINDS` names them.
+
+        ``"torn"``: of what was not flushed, each directory's names and each piece of a file may be
+        there or not.
+        """
         self._capture(kind)
         if kind == "kill":
             return
+        if kind == "torn":
+            self._left[kind] = dict(self._tear())
+        left = {name: data for name, data in self._left[kind].items() if not _is_log(name)}
+        left |= {name: data for name, data in self._left["kill"].items() if _is_log(name)}
         aside = self.root.with_name(self.root.name + ".before")
         self.root.rename(aside)
-        State(kind, kind, self._left[kind], None).restore(self.root)
+        State(kind, kind, left, None).restore(self.root)
         shutil.rmtree(aside)
         self._numbers.clear()
         self._durable_bytes.clear()
@@ -50,6 +68,15 @@ class Disks(Recorder):
             self._keep_names(directory)
         for path in self._paths():
             self._keep_bytes(path)
+
+    def _tear(self) -> Iterator[tuple[str, bytes]]:
+        draw, left = self._scheduler.random, self._left
+        directories = sorted({str(Path(name).parent) for kind in left.values() for name in kind})
+        for directory in directories:
+            new, old = draw.choice([("kill", "names"), ("bytes", "cut")])
+            for name in sorted(name for name in left[new] if str(Path(name).parent) == directory):
+                data, before = left[new][name], left[old][name]
+                yield name, data if data == before else _mixed(draw, data, before)
 
     def close_all(self) -> None:
         """Close what killed processes had open: their locks are free."""
@@ -84,17 +111,24 @@ class Disks(Recorder):
 
     @contextlib.contextmanager
     def _operation(self, name: str, path: Any) -> Iterator[None]:
-        if self._is_ours(path):
-            self.num_operations += 1
-            relative = Path(os.fsdecode(path)).relative_to(self.root)
-            self._scheduler.point(f"{name} {relative}")
+        if not self._is_ours(path):
+            yield
+            return
+        self.num_operations += 1
+        relative = os.fspath(path)[len(self._prefix) :]
+        self._scheduler.point(f"{name} {TEMPORARY.sub('', relative)}")
         yield
+        if self._quota_bytes is not None and relative.startswith("cache/"):
+            check_quota(Path(path).parent, self._quota_bytes)
+
+    def _is_ours(self, path: Any) -> bool:
+        return isinstance(path, (str, Path)) and f"{path}/".startswith(self._prefix)
 
     def _noting(self, then: Callable[..., int]) -> Callable[..., int]:
         def open_(path: Any, flags: int, *args: Any, **options: Any) -> int:
             descriptor = then(path, flags, *args, **options)
             task = self._scheduler.task()
-            if task is not None and self._is_ours(Path(_path_of(descriptor))):
+            if task is not None and self._is_ours(_path_of(descriptor)):
                 self._open_by[descriptor] = task.rank
             return descriptor
 
@@ -106,3 +140,18 @@ class Disks(Recorder):
             then(descriptor)
 
         return close
+
+
+def _is_log(name: str) -> bool:
+    """Whether it is of the log of rows, of which a machine that fails may lose some."""
+    return name.startswith("rows/")
+
+
+def _mixed(draw: random.Random, data: bytes, before: bytes) -> bytes:
+    length = len(draw.choice([data, before]))
+    parts = [draw.choice([data, before]) for _ in range(0, length, PIECE_BYTES)]
+    pieces = [
+        part[number * PIECE_BYTES : (number + 1) * PIECE_BYTES].ljust(PIECE_BYTES, b"\0")
+        for number, part in enumerate(parts)
+    ]
+    return b"".join(pieces)[:length]

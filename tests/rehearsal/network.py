@@ -19,7 +19,7 @@ from tests.rehearsal.scheduler import Scheduler
 Route = tuple[int, int, int]
 """Source, destination and tag."""
 
-USUAL_S, LATE_S = 50e-6, 0.05
+USUAL_S, LATE_S = 50e-6, 0.015
 LATE_FRACTION = 0.01
 
 

@@ -5,20 +5,14 @@ file. There the scheduler draws who goes on. A thread that cannot go on waits fo
 nobody can, the clock moves on to the next time that somebody waits for. So a seed stands for one
 course of events, however busy the machine is: `Scheduler.digest` is a hash of it.
 
-`rehearsed` puts the scheduler in place of what code takes from `threading` and `time`: locks,
-threads, clocks and sleeps made within it are the scheduler's; those of before are as they were.
+What puts it in place of `threading` and `time` is in `threads`.
 """
 
 import _thread
-import concurrent.futures.thread
-import contextlib
 import itertools
-import queue
 import random  # noqa: TID251 - of no sample: of the order of threads
-import re
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,9 +21,8 @@ from xxhash import xxh3_128
 TICK_S = 1e-6
 """What each point takes of virtual time, so that a loop that polls gets on."""
 
-SHORTEST_SLEEP_S = 20e-6
-TEMPORARY = re.compile(r"-\w{8}(?=\.npy)")
-"""What Python draws of a file's name: another one in each course of the same events."""
+SHORTEST_SLEEP_S = 1e-4
+"""A thread that polls is looked at no more often: a message takes about as long."""
 
 
 class DeadlockError(AssertionError):
@@ -46,6 +39,7 @@ class Task:
         until: What it waits for; None: it can go on.
         wake_s: When it goes on at the latest.
         frozen: It never goes on: its process was killed.
+        resumes_s: It does not go on before: its process was stopped.
     """
 
     name: str
@@ -55,6 +49,7 @@ class Task:
     wake_s: float = float("inf")
     doing: str = ""
     frozen: bool = False
+    resumes_s: float = 0.0
     done: bool = False
 
     def __post_init__(self) -> None:
@@ -70,6 +65,8 @@ class Scheduler:
 
     Attributes:
         now: Virtual time, seconds.
+        wall_s: What the clock of the day says at time 0.
+        latest_s: When all must be over.
         num_points: Passed so far.
         tasks: Threads that have begun and not ended.
     """
@@ -78,11 +75,11 @@ class Scheduler:
         self, seed: int, *, on_point: Callable[[Task, str], None] = lambda task, what: None
     ) -> None:
         self.random = random.Random(seed)
-        self.now = 0.0
+        self.now, self.wall_s, self.latest_s = 0.0, 1.8e9, 0.0
         self.num_points = 0
         self.tasks: list[Task] = []
         self.on_point = on_point
-        self.thread_type = type("Thread", (_Thread,), {"_scheduler": self})
+        self.thread_type = type("Thread", (Thread,), {"_scheduler": self})
         # How gladly a thread goes on by itself: one seed explores few switches, another many.
         self._stays = self.random.choice([0.0, 0.5, 0.9, 0.98])
         self._hash = xxh3_128()
@@ -101,7 +98,7 @@ class Scheduler:
 
     def spawn(
         self, function: Callable[[], None], *, name: str, rank: int,
-        thread: "_Thread | None" = None,
+        thread: "Thread | None" = None,
     ) -> Task:  # fmt: skip
         """Begin a thread, which first runs when the scheduler draws it.
 
@@ -138,7 +135,7 @@ class Scheduler:
         Raises:
             DeadlockError: If nobody can go on before, or it does not hold at this time.
         """
-        self._until, self._latest_s = until, latest_s
+        self._until, self.latest_s = until, latest_s
         self._main.acquire()
         self._hand_over(None)
         self._main.acquire()
@@ -153,7 +150,7 @@ class Scheduler:
         if task is None:
             return
         self._pass(task, what)
-        if self._stays < self.random.random() or task.frozen:
+        if self._stays < self.random.random() or self._is_stopped(task):
             self._hand_over(task)
 
     def wait(self, until: Callable[[], bool], what: str, *, timeout_s: float | None = None) -> bool:
@@ -161,7 +158,7 @@ class Scheduler:
         task = self.task()
         assert task is not None, f"{what}: a thread of before the rehearsal would wait for ever"
         self._pass(task, what)
-        if not task.frozen and until():
+        if not self._is_stopped(task) and until():
             if self._stays < self.random.random():
                 self._hand_over(task)
             if until():
@@ -182,11 +179,20 @@ class Scheduler:
             task.frozen |= task.rank == rank
         self.tasks = [task for task in self.tasks if not task.frozen]
 
+    def suspend(self, rank: int, duration_s: float) -> None:
+        """Stop a rank's threads where they are for a while."""
+        for task in self.tasks:
+            if task.rank == rank:
+                task.resumes_s = self.now + duration_s
+
+    def _is_stopped(self, task: Task) -> bool:
+        return task.frozen or self.now < task.resumes_s
+
     def _pass(self, task: Task, what: str) -> None:
         self.num_points += 1
         self.now += TICK_S
         task.doing = what
-        self._hash.update(f"{task.name} {TEMPORARY.sub('', what)}\n".encode())
+        self._hash.update(f"{task.name} {what}\n".encode())
         self.on_point(task, what)
 
     def _hand_over(self, mine: Task | None) -> None:
@@ -209,61 +215,29 @@ class Scheduler:
         if self._until():
             return None
         while True:
-            ready = [task for task in self.tasks if self._can_go_on(task)]
+            now = self.now
+            ready = [
+                task
+                for task in self.tasks
+                if task.resumes_s <= now
+                and (task.until is None or task.wake_s <= now or task.until())
+            ]
             if ready:
                 return ready[self.random.randrange(len(ready))] if len(ready) > 1 else ready[0]
-            wake_s = min((task.wake_s for task in self.tasks), default=float("inf"))
-            if wake_s > self._latest_s:
+            wake_s = min(
+                (t.resumes_s if self.now < t.resumes_s else t.wake_s for t in self.tasks),
+                default=float("inf"),
+            )
+            if wake_s > self.latest_s:
                 doing = "; ".join(f"{task.name} {task.doing}" for task in self.tasks)
                 raise DeadlockError(
-                    f"nobody has come to an end at {self.now:.6f} s, of {self._latest_s:.6f}: "
+                    f"nobody has come to an end at {self.now:.6f} s, of {self.latest_s:.6f}: "
                     f"{doing or 'no thread'}"
                 )
             self.now = max(self.now, wake_s)
 
-    def _can_go_on(self, task: Task) -> bool:
-        return task.until is None or task.wake_s <= self.now or task.until()
 
-
-class _Lock:
-    """A lock whose waits are the scheduler's; also taken and given back outside of it."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._held = False
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if self._scheduler.task() is not None:
-            if blocking:
-                limit_s = None if timeout < 0 else timeout
-                if not self._scheduler.wait(lambda: not self._held, "lock", timeout_s=limit_s):
-                    return False
-            else:
-                self._scheduler.point("try lock")
-        if self._held:
-            return False
-        self._held = True
-        return True
-
-    def release(self) -> None:
-        if not self._held:
-            raise RuntimeError("release unlocked lock")
-        self._held = False
-
-    def locked(self) -> bool:
-        return self._held
-
-    def __enter__(self) -> bool:
-        return self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def _at_fork_reinit(self) -> None:
-        self._held = False
-
-
-class _Thread(threading.Thread):
+class Thread(threading.Thread):
     """A thread that the scheduler runs, if one of its own starts it."""
 
     _scheduler: Scheduler
@@ -295,39 +269,3 @@ class _Thread(threading.Thread):
     @property
     def ident(self) -> int | None:
         return id(self)
-
-
-@contextlib.contextmanager
-def rehearsed(scheduler: Scheduler) -> Iterator[None]:
-    """Put the scheduler in place of threads, locks, clocks and sleeps."""
-
-    def lock() -> _Lock:
-        return _Lock(scheduler)
-
-    def clock() -> float:
-        return scheduler.now
-
-    places: list[tuple[Any, str, Any]] = [
-        (threading, "Lock", lock),
-        (threading, "_allocate_lock", lock),
-        (threading, "RLock", threading._PyRLock),  # type: ignore[attr-defined]
-        (threading, "_CRLock", None),
-        (threading, "Thread", scheduler.thread_type),
-        (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
-        # Of the end of the interpreter; who is killed while holding it would hold it for all.
-        (concurrent.futures.thread, "_global_shutdown_lock", contextlib.nullcontext()),
-        (time, "sleep", scheduler.sleep),
-        *((time, name, clock) for name in ("monotonic", "perf_counter", "thread_time")),
-        (time, "process_time", clock),
-        (time, "time", lambda: 1.8e9 + scheduler.now),
-        (threading, "_time", clock),
-        (queue, "time", clock),
-    ]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
-    for owner, name, value in places:
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)

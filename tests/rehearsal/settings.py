@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 import dataio.store.commit_log
 import dataio.store.files.store
+import dataio.store.filling
 import dataio.store.pull
 import dataio.store.staging
 
 LIMITS = (
+    (dataio.store.filling, "TICK_S", 0.1),
     (dataio.store.staging, "SEAL_BYTES", 300),
     (dataio.store.commit_log, "DELTAS_PER_BASE", 2),
     (dataio.store.commit_log, "MOVED_PER_BASE", 0.9),

@@ -10,12 +10,15 @@ import pytest
 
 import dataio.state.snapshot
 from dataio import Loader, StateError
-from dataio.base.atomic import write_record
+from dataio.base.atomic import read_record, write_record
 from dataio.mixture import Mixture
+from dataio.state import saves
 from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.dataio.loaders import make
 from tests.dataio.state.saved import names_in, tree
 from tests.dataio.test_mixture import mixed
+from tests.rehearsal.disks import Disks
+from tests.rehearsal.scheduler import Scheduler
 from tests.stand_ins import Killed
 
 
@@ -194,3 +197,28 @@ def test_a_kill_while_an_older_save_is_removed_leaves_what_the_next_one_takes_aw
             assert loader.step == step
             loader.save(saved)
             assert names_in(work) == ["saved"]
+
+
+def test_after_a_power_cut_while_a_save_is_replaced_the_next_one_is_taken(tmp_path, monkeypatch):
+    disks, remove = Disks(tmp_path / "disk", Scheduler(0)), saves._remove
+    disks.root.mkdir()
+
+    def save(step: int) -> None:
+        with saves.replacing(disks.root / "saved", single_world()) as directory:
+            write_record(directory / "state.json", {"step": step})
+
+    def cut_before(directory: Path) -> None:
+        if directory.name == "saved.previous" and directory.exists():
+            raise Killed
+        remove(directory)
+
+    with disks.recording():
+        save(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(saves, "_remove", cut_before)
+            with pytest.raises(Killed):
+                save(2)
+        disks.crash("cut")
+        assert read_record(disks.root / "saved" / "state.json") == {"step": 2}
+        save(3)
+    assert names_in(disks.root) == ["saved"]

@@ -1,0 +1,185 @@
+"""What a seed draws of a rehearsal: the job, its starts, their faults; and shorter ones. Pure."""
+
+import random  # noqa: TID251 - of no sample: of what happens to a job
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import shuffle
+from dataio import Staging, Workers
+from importance import Full, InfoBatch, Kakurenbo
+from tests.faults.recording import KINDS
+from tests.faults.samples import WIDE, Job
+
+POINTS = (20, 300, 3000)
+"""A fault comes within so many points of a start: while it opens, stages, or trains."""
+FATAL = ("all", "one", "error", "full", "hang", "link")
+HARMLESS = ("pause", "slow", "clock", "second")
+Nodes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to a start of a job.
+
+    Attributes:
+        point: After so many points of the start.
+        how: ``"all"``: every process is killed; ``"one"``: that whose point it is; ``"hang"``: that
+            one stops for longer than others wait, and comes back; ``"error"``, ``"full"``: its next
+            operation on a file fails, as by a broken or a full disk; ``"link"``: its connections
+            are lost. Those end the start. These do not: ``"pause"``: it stops for less than others
+            wait; ``"slow"``: what it does takes long; ``"clock"``: the clock of the day is set;
+            ``"second"``: another job begins with the same cache.
+    """
+
+    point: int
+    how: str
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A start of a job.
+
+    Attributes:
+        nodes: Ranks of each node.
+        faults: In the order of their points.
+        kept: What the disks keep if it is ended, as `recording.KINDS` names it; ``"torn"``: of
+            what was not flushed any part.
+        lost: Node whose cache is gone altogether then; None: no node's.
+    """
+
+    nodes: Nodes
+    faults: tuple[Fault, ...] = ()
+    kept: str = "kill"
+    lost: int | None = None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a seed draws of a rehearsal.
+
+    Attributes:
+        seed: Of the order of events.
+        job: What is run.
+        starts: Of it, in order; the last comes to its end.
+        mixed: Whether it draws from two datasets.
+        logs_rows: Whether it keeps a log of rows.
+        evaluates: Whether it evaluates as each epoch ends.
+        one_save: Whether all saves have one name, else each has its own.
+    """
+
+    seed: int
+    job: Job
+    starts: tuple[Planned, ...]
+    mixed: bool = False
+    logs_rows: bool = False
+    evaluates: bool = False
+    one_save: bool = False
+
+    @property
+    def same_nodes(self) -> bool:
+        """Whether all starts have the same ranks: they train what an undisturbed one does."""
+        return len({start.nodes for start in self.starts}) == 1
+
+    def __str__(self) -> str:
+        job = ", ".join(
+            f"{name}={value}"
+            for name, value in (vars(self.job) | vars(self)).items()
+            if name not in ("job", "starts", "seed", "nodes") and value
+        )
+        starts = "".join(f"\n    {start}" for start in self.starts)
+        return f"seed {self.seed}: {job}{starts}"
+
+
+def draw_schedule(seed: int) -> Schedule:
+    """Draw a rehearsal."""
+    draw = random.Random(seed)
+    shuffles: list[Any] = [
+        shuffle.Local(), shuffle.Partial(0.4), shuffle.Partial(0.1), shuffle.Global(),
+        shuffle.Global(moves=True),
+    ]  # fmt: skip
+    importances: list[Any] = [
+        Full(columns=("loss", "forgotten")), InfoBatch(0.5),
+        Kakurenbo(0.4, tau=0.3, drops=(), alphas=(1.0,), warmup_epochs=0),
+    ]  # fmt: skip
+    options: dict[str, Any] = {"shuffle": draw.choice(shuffles)}
+    mixed = draw.random() < 0.15
+    if draw.random() < 0.5 and not mixed:
+        options["importance"] = draw.choice(importances)
+    if draw.random() < 0.3:
+        options["staging"] = Staging(when="overlap")
+    if draw.random() < 0.2:
+        options["workers"] = Workers(threads=2)
+    epochs = 3
+    saves = tuple((draw.randrange(epochs), draw.randint(1, 5)) for _ in range(draw.randint(0, 4)))
+    layouts: list[Nodes] = [(1, 1), (2, 1), (2, 2), (1, 1, 1), (2, 2, 2, 2), (1,)]
+    nodes = draw.choice(layouts)
+    job = Job(
+        nodes, draw.choice(["fixed", "variable", "both"]), epochs=epochs, saves=saves,
+        options=options,
+    )  # fmt: skip
+    if nodes == (1, 1) and "staging" not in options and not mixed and draw.random() < 0.5:
+        job = replace(job, width=WIDE, num_samples=120, cache={"quota": 620_000})
+    # Mixtures and quotas belong to the ranks that they were drawn for.
+    moves = draw.random() < 0.3 and not (mixed or job.cache)
+    starts = tuple(
+        Planned(
+            draw.choice(layouts) if moves and number else nodes, _draw_faults(draw),
+            draw.choice([*KINDS, "torn"]),
+        )
+        for number in range(draw.choice([0, 1, 1, 2, 3]))
+    )  # fmt: skip
+    last = Planned(draw.choice(layouts) if moves else nodes)
+    if not (moves or mixed or job.cache) and len(nodes) > 1 == len(set(nodes)):
+        job = replace(job, cache=draw.choice([{}, {"copies": 2}]))
+        lost = [None, *range(len(nodes))] if job.cache else [None]
+        starts = tuple(replace(start, lost=draw.choice(lost)) for start in starts)
+    return Schedule(
+        seed, job, (*starts, last), mixed=mixed, logs_rows=not mixed and draw.random() < 0.3,
+        evaluates=not (mixed or job.cache) and draw.random() < 0.2,
+        one_save=not moves and draw.random() < 0.3,
+    )  # fmt: skip
+
+
+def _draw_faults(draw: random.Random) -> tuple[Fault, ...]:
+    faults = [
+        Fault(draw.randrange(draw.choice(POINTS)), draw.choice(hows))
+        for hows, share in (
+            (FATAL[:1] * 4 + FATAL, 0.95),
+            ((*HARMLESS, "second"), 0.4),
+            (FATAL + HARMLESS, 0.2),
+        )
+        if draw.random() < share
+    ]
+    return tuple(sorted(faults, key=lambda fault: fault.point))
+
+
+def shorter(schedule: Schedule) -> Iterator[Schedule]:
+    """Yield schedules with less in them, the shortest first."""
+    starts, job = schedule.starts, schedule.job
+    for number in range(len(starts) - 1):
+        yield replace(schedule, starts=starts[:number] + starts[number + 1 :])
+    for number, start in enumerate(starts):
+        for fault in range(len(start.faults)):
+            fewer = replace(start, faults=start.faults[:fault] + start.faults[fault + 1 :])
+            yield replace(schedule, starts=(*starts[:number], fewer, *starts[number + 1 :]))
+    for name in ("mixed", "logs_rows", "evaluates", "one_save"):
+        if getattr(schedule, name):
+            without: dict[str, Any] = {name: False}
+            yield replace(schedule, **without)
+    smaller = [replace(job, epochs=epochs) for epochs in range(1, job.epochs)]
+    smaller += [
+        replace(job, saves=job.saves[:number] + job.saves[number + 1 :])
+        for number in range(len(job.saves))
+    ]
+    smaller += [
+        replace(job, options={name: value for name, value in job.options.items() if name != gone})
+        for gone in job.options
+    ]
+    smaller += [replace(job, kind="fixed")] if job.kind != "fixed" else []
+    for less in smaller:
+        yield replace(schedule, job=less)
+    for nodes in ((1,), (1, 1), (2, 2)):
+        if sum(nodes) < sum(job.nodes) and not job.cache:
+            fewer_ranks = tuple(replace(start, nodes=nodes) for start in starts)
+            yield replace(schedule, job=replace(job, nodes=nodes), starts=fewer_ranks)
