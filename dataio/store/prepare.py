@@ -100,10 +100,10 @@ def _is_right(cache: Cache, wanted: Placement | None) -> bool:
     if wanted is None or not cache.log.tables.holds_rows():
         return False
     cache.load(writable=False)
-    if (cache.log.placement, cache.log.epoch) == (wanted.name, wanted.epoch):
-        return cache.log.num_missing == 0
     if len(cache.entries) != wanted.num_slots:
         return False
+    if (cache.log.placement, cache.log.epoch) == (wanted.name, wanted.epoch):
+        return cache.log.num_missing == 0
     return np.array_equal(cache.entries.sample_id[:], wanted.sample_ids())
 
 

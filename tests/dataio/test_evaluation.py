@@ -76,6 +76,17 @@ def test_it_is_the_same_on_every_number_of_ranks(tmp_path):
     assert noise[0] == noise[1]
 
 
+def test_it_has_all_samples_on_the_caches_of_other_ranks(tmp_path):
+    def rank(world):
+        with make(world, tmp_path, source=MemorySource(48)) as loader:
+            batches = loader.evaluation(MemorySource(13, name="measured"))
+            return [i for b in batches for i in b["sample_id"][b["valid"]].tolist()]
+
+    for nodes in ([1, 1, 1, 1], [1, 1], [2, 1], [1]):
+        ids = [i for ids in run_threads(thread_worlds(nodes), rank) for i in ids]
+        assert sorted(ids) == list(range(13)), nodes
+
+
 def test_it_may_have_fields_and_a_collate_of_its_own(tmp_path):
     with make(single_world(), tmp_path, fields={"label": Int("cls")}) as loader:
         fields = {"data": Bytes("bin")}
