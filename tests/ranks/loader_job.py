@@ -90,7 +90,7 @@ def make(options: Options, world: World) -> Loader:
         options.source,
         batch_size=options.batch_size,
         fields=FIELDS,
-        cache=NodeCache(options.cache, copies=options.copies),
+        cache=NodeCache(options.cache, copies=2 if options.copies == 2 else 1),
         shuffle=shuffle_of(options),
         importance=policy,
         transform=transform if options.num_processes else None,
