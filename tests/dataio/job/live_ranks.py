@@ -3,8 +3,9 @@
 python -m tests.dataio.job.live_ranks OUT NUM_RANKS FAULTS [OPTIONS]
 
 FAULTS names for a rank what happens to it, where, and the how manieth time it is there:
-``{"1": ["kill", "forward", 9]}``. Writes OUT/ended.json: the ranks' exit statuses; each rank its
-steps into OUT/steps-RANK.jsonl, and what it has in the end into OUT/end-RANK.json.
+``{"1": ["kill", "forward", 9]}``. OPTIONS are those of `dataio.live`, and ``wrapped``: whether DDP
+averages the gradients; ``copies``: of each row. Writes OUT/ended.json: the ranks' exit statuses;
+each rank its steps into OUT/steps-RANK.jsonl, and what it has in the end into OUT/end-RANK.json.
 """
 
 import json
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -57,10 +60,13 @@ class Rank:
     Args:
         out: Where it writes.
         fault: What happens to it, where, at which time; empty: nothing.
+        wrapped: Whether DDP averages the gradients.
+        copies: Nodes that hold each row.
     """
 
-    def __init__(self, out: Path, fault: list[Any]) -> None:
+    def __init__(self, out: Path, fault: list[Any], *, wrapped: bool, copies: Any) -> None:
         self.out, self.fault = out, fault
+        self.wrapped, self.copies = wrapped, copies
         self.number = int(os.environ["RANK"])
         self.been: Counter[str] = Counter()
         self.calls: list[tuple[list[int], int]] = []
@@ -73,17 +79,19 @@ class Rank:
             raise ValueError("planted")
         os.kill(os.getpid(), signal.SIGKILL if self.fault[0] == "kill" else signal.SIGSTOP)
 
-    def train(self, job: dataio.LiveJob) -> list[list[float]]:
+    def train(self, job: dataio.LiveJob) -> tuple[list[list[float]], float]:
         self.calls.append(([*job.ranks], job.number))
         model, optimizer, schedule = make()
-        inputs, targets = samples()
         fields = {key: dataio.Array(key, shape, "float64") for key, shape in SHAPES.items()}
         with dataio.Loader(
-            dataio.NumpySource({"x": inputs, "y": targets}), batch_size=BATCH, fields=fields,
-            cache=str(self.out / "cache"), shuffle=shuffle.Partial(0.3), world=job.world,
-            reports=dataio.Reports(progress=False),
+            str(self.out / "samples.parquet"), batch_size=BATCH, fields=fields, world=job.world,
+            cache=dataio.NodeCache(self.out / "cache", copies=self.copies),
+            shuffle=shuffle.Partial(0.3), reports=dataio.Reports(progress=False),
         ) as loader:  # fmt: skip
             job.keep(loader, model=model, optimizer=optimizer, schedule=schedule)
+            trained: nn.Module = (
+                nn.parallel.DistributedDataParallel(model) if self.wrapped else model
+            )
             self.at("kept")
             for epoch in loader.epochs(EPOCHS):
                 self.at("epoch")
@@ -91,7 +99,7 @@ class Rank:
                     self.at("batch")
                     optimizer.zero_grad()
                     valid = batch["sample_id"] >= 0
-                    loss = loss_of(model, batch["x"][valid], batch["y"][valid])
+                    loss = loss_of(trained, batch["x"][valid], batch["y"][valid])
                     self.at("forward")
                     loss.backward()
                     ids = [torch.empty_like(batch["sample_id"]) for _ in job.ranks]
@@ -99,16 +107,18 @@ class Rank:
                     self.at("gathered")
                     total = loss.detach().clone()
                     dist.all_reduce(total)
-                    job.average(model.parameters())
+                    if not self.wrapped:
+                        job.average(model.parameters())
                     self.at("averaged")
                     with job.step():
                         optimizer.step()
                         schedule.step()
-                    trained = sorted(each for each in torch.cat(ids).tolist() if each >= 0)
-                    self.note(job.number, epoch, trained, len(ids), total.item())
+                    rows = sorted(each for each in torch.cat(ids).tolist() if each >= 0)
+                    self.note(job.number, epoch, rows, len(ids), total.item())
                     self.at("stepped")
                 self.at("epoch end")
-        return [parameter.detach().flatten().tolist() for parameter in model.parameters()]
+            weights = [parameter.detach().flatten().tolist() for parameter in model.parameters()]
+            return weights, loader.stats()["source_bytes"]
 
     def note(self, *step: object) -> None:
         with open(self.out / f"steps-{self.number}.jsonl", "a") as file:
@@ -120,9 +130,11 @@ SHAPES: dict[str, tuple[int, ...]] = {"x": (5,), "y": ()}
 
 def run_rank(out: Path, fault: list[Any], options: dict[str, Any]) -> None:
     """Be one rank."""
-    rank = Rank(out, fault)
-    weights = dataio.live(rank.train, directory=out / "live", **options)
-    (out / f"end-{rank.number}.json").write_text(json.dumps([weights, rank.calls]))
+    own = {"wrapped": options.pop("wrapped", False), "copies": options.pop("copies", 1)}
+    rank = Rank(out, fault, **own)
+    weights, source_bytes = dataio.live(rank.train, directory=out / "live", **options)
+    end = [weights, rank.calls, source_bytes]
+    (out / f"end-{rank.number}.json").write_text(json.dumps(end))
 
 
 def start(rank: int, num_ranks: int, port: int, out: Path, fault: list[Any], options: Any) -> int:
@@ -150,6 +162,8 @@ def start(rank: int, num_ranks: int, port: int, out: Path, fault: list[Any], opt
 
 def main(out: Path, num_ranks: int, faults: dict[str, list[Any]], options: dict[str, Any]) -> None:
     """Start ranks, and wait until they have ended; a stopped one goes on when all others have."""
+    inputs, targets = samples()
+    pq.write_table(pa.table({"x": inputs.tolist(), "y": targets}), out / "samples.parquet")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

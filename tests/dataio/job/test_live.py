@@ -64,7 +64,7 @@ def check(out: Path, num_ranks: int, *, left: list[int]) -> list[list[Any]]:
         schedule.step()
     assert all(sorted(ids) == [*range(NUM_SAMPLES)] for ids in trained.values())
     ends = [json.loads((out / f"end-{rank}.json").read_text()) for rank in left]
-    for weights, calls in ends:
+    for weights, calls, _ in ends:
         assert weights == ends[0][0]
         assert calls[-1] == ends[0][1][-1]
     for parameter, values in zip(model.parameters(), ends[0][0], strict=True):
@@ -124,6 +124,17 @@ def test_more_may_be_lost_at_once_and_while_the_others_go_on(tmp_path, faults, l
     statuses = run(tmp_path, 4, faults)
     assert [statuses[rank] for rank in left] == [0] * len(left), said(tmp_path, left[0])
     assert check(tmp_path, 4, left=left)[-1][0] == left
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("copies", [2, pytest.param(1, marks=pytest.mark.nightly)])
+def test_the_rows_of_a_lost_node_come_from_their_copies_also_under_ddp(tmp_path, copies):
+    statuses = run(tmp_path, 3, kills("forward", 9, 1), wrapped=True, copies=copies)
+    assert statuses == [0, -9, 0], said(tmp_path, 0)
+    assert check(tmp_path, 3, left=[0, 2])[-1] == [[0, 2], 8]
+    read = sum(json.loads((tmp_path / f"end-{rank}.json").read_text())[2] for rank in (0, 2))
+    assert read == 0 if copies == 2 else read > 0
 
 
 @pytest.mark.multirank
