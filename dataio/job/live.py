@@ -11,7 +11,7 @@ over from one that has it. No vote is needed beside the sum.
 import contextlib
 import copy
 import gc
-import io
+import json
 import logging
 import os
 import traceback
@@ -140,19 +140,53 @@ class LiveJob:
         values = {name: _values(its) for name, its in self._objects.items()}
         self.counted = Counted(number, loader, torch.get_rng_state(), values, self._objects)
 
-    def _take_over(self, state: dict[str, Any], *, donor: int) -> dict[str, Any]:
+    def _take_over(self, state: dict[str, Any], *, donor: int) -> Any:
         """Send what one rank has to all. Collective."""
-        stored = io.BytesIO()
-        if self.world.rank == donor:
-            torch.save(state, stored)
-        size = torch.tensor(stored.tell())
-        dist.broadcast(size, src=donor)
-        data = torch.zeros(int(size), dtype=torch.uint8)
-        if self.world.rank == donor:
-            data = torch.frombuffer(bytearray(stored.getvalue()), dtype=torch.uint8)
-        dist.broadcast(data, src=donor)
-        found = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
-        return dict(found)
+        tensors: list[torch.Tensor] = []
+        text = json.dumps(describe(state, tensors)).encode() if self.world.rank == donor else b""
+        described = json.loads(self.world.allgather(text, doing="taking over weights")[donor])
+        if self.world.rank != donor:
+            state = restore(described, tensors)
+        for each in tensors:
+            if each.numel():
+                dist.broadcast(each.view(-1).view(torch.uint8), src=donor)
+        return state
+
+
+def describe(state: object, tensors: list[torch.Tensor]) -> object:
+    """Put a state into what JSON holds, and append its tensors, contiguous, to a list.
+
+    Raises:
+        WorldError: If something in it is neither a tensor nor plain.
+    """
+    if isinstance(state, torch.Tensor):
+        tensors.append(state.detach().contiguous())
+        return {"tensor": str(state.dtype).removeprefix("torch."), "shape": [*state.shape]}
+    if isinstance(state, Mapping):
+        return {"pairs": [[describe(part, tensors) for part in pair] for pair in state.items()]}
+    if isinstance(state, list | tuple):
+        return {type(state).__name__: [describe(part, tensors) for part in state]}
+    if state is None or isinstance(state, bool | int | float | str):
+        return state
+    raise WorldError(
+        f"live: a state holds {state!r:.100}, expected tensors, numbers, text, lists and mappings; "
+        "keep what gives such a state_dict"
+    )
+
+
+def restore(described: Any, tensors: list[torch.Tensor]) -> Any:
+    """Make a state again, with empty tensors that are appended to a list."""
+    if not isinstance(described, dict):
+        return described
+    if "tensor" in described:
+        made = torch.empty(described["shape"], dtype=getattr(torch, described["tensor"]))
+        tensors.append(made)
+        return made
+    if "pairs" in described:
+        pairs = [[restore(part, tensors) for part in pair] for pair in described["pairs"]]
+        return {key: value for key, value in pairs}
+    ((kind, parts),) = described.items()
+    return {"list": list, "tuple": tuple}[kind](restore(part, tensors) for part in parts)
 
 
 def live(

@@ -12,6 +12,7 @@ import torch
 
 import dataio
 from dataio.base.errors import WorldError
+from dataio.job.live import describe, restore
 from dataio.job.meeting import APART_S, Meeting
 from dataio.world import single_world
 from importance import Kakurenbo
@@ -66,7 +67,7 @@ def check(out: Path, num_ranks: int, *, left: list[int]) -> list[list[Any]]:
     ends = [json.loads((out / f"end-{rank}.json").read_text()) for rank in left]
     for weights, calls, _ in ends:
         assert weights == ends[0][0]
-        assert calls[-1] == ends[0][1][-1]
+        assert calls[-1][0] == ends[0][1][-1][0]
     for parameter, values in zip(model.parameters(), ends[0][0], strict=True):
         assert parameter.flatten().tolist() == pytest.approx(values, rel=1e-9, abs=1e-12)
     met: list[list[Any]] = ends[0][1]
@@ -128,6 +129,14 @@ def test_more_may_be_lost_at_once_and_while_the_others_go_on(tmp_path, faults, l
 
 @pytest.mark.multirank
 @pytest.mark.timeout(240)
+def test_a_rank_that_lacks_the_sum_takes_over_what_the_others_have(tmp_path):
+    assert run(tmp_path, 3, {"1": ["miss", "averaged", 9]}) == [0, 0, 0], said(tmp_path, 1)
+    assert check(tmp_path, 3, left=[0, 1, 2])[-1] == [[0, 1, 2], 9]
+    assert "go on from step 8" in said(tmp_path, 1), "it had not taken the step"
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("copies", [2, pytest.param(1, marks=pytest.mark.nightly)])
 def test_the_rows_of_a_lost_node_come_from_their_copies_also_under_ddp(tmp_path, copies):
     statuses = run(tmp_path, 3, kills("forward", 9, 1), wrapped=True, copies=copies)
@@ -171,6 +180,30 @@ def test_what_cannot_go_on_is_refused(tmp_path, monkeypatch):
             job.keep(loader)
         with pytest.raises(WorldError, match=r"call job\.keep"), job.step():
             pass
+
+
+def test_a_state_is_told_to_others_as_it_is():
+    model = torch.nn.BatchNorm1d(3).bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.5, 0.9))
+    model(torch.ones(2, 3, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    state: dict[str, Any] = {
+        "a": model.state_dict(),
+        "b": optimizer.state_dict(),
+        "c": [None, True, 1.5, {3: ()}],
+    }
+    sent: list[torch.Tensor] = []
+    received: list[torch.Tensor] = []
+    found = restore(json.loads(json.dumps(describe(state, sent))), received)
+    assert len(sent) == len(received) > 8
+    for one, other in zip(received, sent, strict=True):
+        assert one.view(-1).view(torch.uint8).shape == other.view(-1).view(torch.uint8).shape
+        one.copy_(other)
+    torch.testing.assert_close(found["a"], dict(state["a"]), rtol=0, atol=0)
+    assert str(found["b"]) == str(state["b"])
+    assert found["c"] == state["c"]
+    with pytest.raises(WorldError, match="expected tensors, numbers, text"):
+        describe({"a": {1, 2}}, [])
 
 
 class Time:
