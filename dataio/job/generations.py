@@ -20,10 +20,11 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dataio.base.atomic import write_file
-from dataio.base.errors import WorldError
+from dataio.base.errors import StateError, WorldError
 from dataio.job.faults import find_cause, is_of_a_peer
 from dataio.job.meeting import POLL_S, Meeting
 from dataio.world import World
+from dataio.world.agree import together
 from dataio.world.discover import torch_world
 
 Result = TypeVar("Result")
@@ -59,7 +60,8 @@ class Generations:
         """Join the ranks that the launcher started. Collective.
 
         Raises:
-            WorldError: If it did not start them as torchrun does.
+            StateError: On all ranks, if the job's directory cannot be made.
+            WorldError: If the launcher did not start them as torchrun does.
         """
         missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
                    if name not in os.environ]  # fmt: skip
@@ -76,11 +78,19 @@ class Generations:
         # Of this start alone: what an earlier one left says nothing about it.
         names = world.allgather(f"live-{os.urandom(4).hex()}".encode(), doing="naming the job")
         self._directory = self._root / names[0].decode()
-        if world.rank == 0:
-            self._directory.mkdir(parents=True)
-        world.barrier(doing="making the job's directory")
+        together(world, self._make_directory, doing="making the job's directory")
         self._watch()
         return world
+
+    def _make_directory(self) -> None:
+        try:
+            if self._rank == 0:
+                self._directory.mkdir(parents=True)
+        except OSError as error:
+            raise StateError(
+                f"live: {self._directory} cannot be made ({error}); give a directory on a "
+                "filesystem that every node sees, and that can be written"
+            ) from error
 
     def are_lost(self, error: BaseException) -> bool:
         """Whether an error means that ranks are lost, rather than that this one is wrong."""
@@ -93,12 +103,11 @@ class Generations:
             words = f"rank {self._rank} failed: {type(error).__name__}: {error}"
             write_file(self._directory / "failed", words.encode())
 
-    def go_on(self, why: str, *, counted: int, least: int) -> World:
+    def go_on(self, why: str, *, least: int) -> World:
         """Meet those that are left, and join them. By all of them.
 
         Args:
             why: What this rank saw, for messages.
-            counted: Steps that it has counted, for those who read the directory.
             least: Fewer ranks do not go on.
 
         Raises:
@@ -108,15 +117,7 @@ class Generations:
             meeting, expected = self._meeting, self.ranks
             assert meeting is not None, "the first world was made"
             self._check_failed(why)
-            try:
-                meeting.announce()
-            except FileNotFoundError as error:
-                raise WorldError(
-                    f"[rank {self._rank}] live: the others have ended without this rank ({why})"
-                ) from error
-            self._leave()
-            meeting.come({"counted": counted, "why": why})
-            self.ranks = meeting.agree(expected, timeout_s=self._timeout_s)
+            self.ranks = self._meet(meeting, why)
             self._check_failed(why)
             if len(self.ranks) < least:
                 raise WorldError(
@@ -134,6 +135,23 @@ class Generations:
                         f"connect to one another ({error}); {AGAIN}"
                     ) from error
                 why = str(error)
+
+    def _meet(self, meeting: Meeting, why: str) -> tuple[int, ...]:
+        """Leave the ranks that were, and agree on those that go on."""
+        try:
+            meeting.announce()
+            self._leave()
+            meeting.come()
+            return meeting.agree(self.ranks, timeout_s=self._timeout_s)
+        except FileNotFoundError as error:
+            raise WorldError(
+                f"[rank {self._rank}] live: the others have ended without this rank ({why})"
+            ) from error
+        except OSError as error:
+            raise WorldError(
+                f"[rank {self._rank}] live: ranks were lost ({why}), and those that are left "
+                f"cannot meet in {self._directory} ({error}); mend that, and {AGAIN}"
+            ) from error
 
     def end(self, world: World, result: Result) -> Result:
         """End together with all that are left, and return the result. Collective."""

@@ -214,6 +214,7 @@ def live(
         What the function returns.
 
     Raises:
+        StateError: If the directory cannot be made.
         WorldError: If fewer ranks are left, the others go on without this one, one of them ended by
             an error of its own, or torchrun's variables are missing.
     """
@@ -232,7 +233,7 @@ def live(
                 # Its frames hold the loader and the model of this call.
                 traceback.clear_frames(error.__traceback__)
             gc.collect()
-            world = generations.go_on(why, counted=job.number, least=least)
+            world = generations.go_on(why, least=least)
             log.warning(
                 "[rank %d] live: ranks %s go on from step %d (%s)",
                 world.rank, [*generations.ranks], job.number, why,

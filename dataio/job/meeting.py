@@ -1,15 +1,15 @@
 """Agree on which ranks go on after some were lost, by files of a directory that all nodes see.
 
 Ranks that have lost others cannot send each other messages, and a store may have died with its
-node. Each writes a file of its own; one of them lists those that came in a file that only one can
-make. So of two halves that do not see each other one alone goes on.
+node. Each writes a file of its own again and again; one of them lists those that still do in a file
+that only one can make. So of two halves that do not see each other one alone goes on.
 """
 
 import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from dataio.base.atomic import write_file
@@ -18,6 +18,9 @@ from dataio.base.errors import WorldError
 POLL_S = 0.02
 APART_S = 1.0
 """How much longer than the rank before it a rank waits before it makes the list."""
+BEAT_S, SILENT_S = 0.25, 3.0
+"""How often a rank that waits says so; one that has not for so long is lost: as when `torchrun`
+ends those that a lost rank leaves on its node."""
 
 
 class Meeting:
@@ -43,6 +46,7 @@ class Meeting:
     ) -> None:
         self._directory, self._rank, self._patience_s = directory, rank, patience_s
         self._clock, self._sleep = clock, sleep
+        self._count = 0
 
     @property
     def is_called(self) -> bool:
@@ -58,9 +62,10 @@ class Meeting:
         self._directory.mkdir(exist_ok=True)
         (self._directory / f"alive-{self._rank}").touch()
 
-    def come(self, said: Mapping[str, object]) -> None:
-        """Come, with what whoever reads the directory is to know; after `announce`."""
-        write_file(self._directory / f"rank-{self._rank}", json.dumps(dict(said)).encode())
+    def come(self) -> None:
+        """Come, or say that this rank still waits; after `announce`."""
+        self._count += 1
+        write_file(self._directory / f"rank-{self._rank}", b"%d" % self._count)
 
     def agree(self, expected: Collection[int], *, timeout_s: float) -> tuple[int, ...]:
         """Wait until it is known who goes on: their numbers, ascending. By every rank that came.
@@ -72,13 +77,24 @@ class Meeting:
         Raises:
             WorldError: If this rank is left out.
         """
-        begun_s = self._clock()
+        begun_s, beat_s = self._clock(), -BEAT_S
+        # Of each rank what it said last, and when that was new here.
+        heard: dict[int, tuple[bytes, float]] = {}
         while (met := self._read()) is None:
-            waited_s, here = self._clock() - begun_s, self._named("rank-")
-            are_due = self._named("alive-") - here and waited_s < timeout_s
-            patience_s = self._patience_s + APART_S * sorted(here).index(self._rank)
-            if here >= set(expected) or (waited_s >= patience_s and not are_due):
-                self._publish(sorted(here))
+            waited_s = self._clock() - begun_s
+            if waited_s >= beat_s + BEAT_S:
+                self.come()
+                beat_s = waited_s
+                for rank in self._named("rank-"):
+                    said = (self._directory / f"rank-{rank}").read_bytes()
+                    if said != heard.get(rank, (b"", 0.0))[0]:
+                        heard[rank] = said, waited_s
+            lately = {rank for rank, (_, at_s) in heard.items() if waited_s - at_s < SILENT_S}
+            here = sorted(lately | {self._rank})
+            are_due = self._named("alive-") - heard.keys() and waited_s < timeout_s
+            patience_s = self._patience_s + APART_S * here.index(self._rank)
+            if {*here} >= {*expected} or (waited_s >= patience_s and not are_due):
+                self._publish(here)
             else:
                 self._sleep(POLL_S)
         if self._rank not in met:

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
@@ -79,6 +80,9 @@ class Rank:
             raise ValueError("planted")
         if self.fault[0] == "miss":  # as gloo says it where a rank alone does not get the sum
             raise RuntimeError("Connection closed by peer")
+        if self.fault[0] == "soon":
+            threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            return
         os.kill(os.getpid(), signal.SIGKILL if self.fault[0] == "kill" else signal.SIGSTOP)
 
     def train(self, job: dataio.LiveJob) -> tuple[list[list[float]], float]:
