@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,11 +10,11 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tonari.demo.data import PackedImages, pack_digits, pack_source
 from tonari.demo.report import (
@@ -35,6 +34,9 @@ KINDS = ("dataloader", "tonari", "tonari_hiding")
 SWEEP = (0.0, 1.0, 4.0)
 TRIAL_EPOCHS, SWEEP_EPOCHS = 2, 8
 RUN_LIMIT_S = 1200
+
+Settings = dict[str, Any]
+"""Of one run: `tonari.demo.run.RunSettings`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,47 +222,39 @@ def _three_runs(
 ) -> Runs:
     """The baseline in the better of two settings, then Tonari, then Tonari that hides."""
 
-    def run(kind: str, num_workers: int = 0, epochs: int = options.epochs) -> Run:
-        label = kind.replace("_", ", ") + (
-            f" ({num_workers} workers)" if kind == "dataloader" else ""
+    def settings(kind: str, num_workers: int = 0, epochs: int = options.epochs) -> Settings:
+        return _settings(
+            options, packed, work, kind=kind, num_workers=num_workers, epochs=epochs, seed=seed
         )
-        label += f", {options.pfs_bandwidth:g} MB/s" + (f", seed {seed}" if seed else "")
-        task = show.progress.add_task(label, total=epochs, note="starting")
-        settings = _settings(options, packed, work, kind=kind, num_workers=num_workers, seed=seed)
-        settings["epochs"] = epochs
-        return _start(options, settings, work, _noter(show.progress, task))
 
     best = options.workers[0]
     # Accuracy does not depend on the workers, and further seeds are run for it alone.
     if seed == 0 and len(options.workers) > 1:
-        tries = {
-            n: run("dataloader", n, min(TRIAL_EPOCHS, options.epochs)) for n in options.workers
-        }
-        best = min(tries, key=lambda workers: whole_s(tries[workers], options.epochs))
-    return {
-        "dataloader": {**run("dataloader", best), "num_workers": best},
-        "tonari": run("tonari"),
-        "tonari_hiding": {
-            **run("tonari_hiding"),
+        epochs = min(TRIAL_EPOCHS, options.epochs)
+        tries = _start(options, [settings("dataloader", n, epochs) for n in options.workers], show)
+        walls = [whole_s(each, options.epochs) for each in tries]
+        best = options.workers[walls.index(min(walls))]
+    dataloader, tonari, hiding, fewer = _start(
+        options,
+        [
+            settings("dataloader", best), settings("tonari"), settings("tonari_hiding"),
             # The cheapest control: wrong labels are learned late, so few epochs of all rows.
-            "fewer_epochs": final_accuracy(run("tonari", epochs=max(options.epochs // 3, 1))),
-        },
+            settings("tonari", epochs=max(options.epochs // 3, 1)),
+        ],
+        show,
+    )  # fmt: skip
+    return {
+        "dataloader": {**dataloader, "num_workers": best},
+        "tonari": tonari,
+        "tonari_hiding": {**hiding, "fewer_epochs": final_accuracy(fewer)},
     }
 
 
-def _noter(progress: Progress, task: TaskID) -> Callable[[str], None]:
-    def note(line: str) -> None:
-        _, done, seconds, accuracy = line.split()
-        progress.update(
-            task, completed=int(done), note=f"{float(seconds):.2f} s, {float(accuracy):.1%} right"
-        )
-
-    return note
-
-
 def _settings(
-    options: Demo, packed: PackedImages, work: Path, *, kind: str, num_workers: int, seed: int
-) -> dict[str, object]:
+    options: Demo, packed: PackedImages, work: Path, *, kind: str, num_workers: int, epochs: int,
+    seed: int,
+) -> Settings:  # fmt: skip
+    own = tempfile.mkdtemp(prefix=f"{kind}-", dir=work)
     return {
         "kind": kind,
         "shared": str(packed.directory),
@@ -271,11 +265,11 @@ def _settings(
         "num_classes": packed.num_classes,
         "num_train": packed.num_train,
         "wrong": packed.wrong,
-        "cache": str(work / "cache"),
-        "throttle_path": str(work / "bucket"),
+        "cache": f"{own}/cache",
+        "throttle_path": f"{own}/bucket",
         "pfs_bandwidth": options.pfs_bandwidth * 1e6,
         "pfs_latency_s": options.pfs_latency / 1e3,
-        "epochs": options.epochs,
+        "epochs": epochs,
         "batch_size": options.batch_size,
         "exchange": options.exchange,
         "hide": options.hide,
@@ -285,28 +279,25 @@ def _settings(
     }
 
 
-def _start(
-    options: Demo, settings: dict[str, object], work: Path, note: Callable[[str], None]
-) -> Run:
-    """Start one run's ranks, follow them, and read what rank 0 measured."""
+def _start(options: Demo, runs: list[Settings], show: Show) -> list[Run]:
+    """Start the ranks that do runs one after the other; follow them, and read what rank 0 wrote."""
     from tonari.demo.run import PROGRESS
 
-    shared, away = Path(str(settings["shared"])), Path(f"{settings['shared']}.away")
-    for leftover in (work / "cache", work / "bucket", work / "record.json"):
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
-    (work / "settings.json").write_text(json.dumps(settings))
+    work = Path(tempfile.mkdtemp(prefix="ranks-", dir=Path(str(runs[0]["cache"])).parents[1]))
+    (work / "settings.json").write_text(json.dumps(runs))
     command = [
         *mpiexec_command(options.ranks),
         sys.executable,
         "-m",
         "tonari.demo.run",
         str(work / "settings.json"),
-        str(work / "record.json"),
+        str(work / "records.json"),
     ]
     environment = os.environ | {
         "TONARI_RANKS_PER_NODE": str(options.ranks // options.nodes),
         "OMP_NUM_THREADS": "1",
     }
+    note = _noter(show.progress, runs)
     with (
         (work / "ranks.log").open("w+") as log,
         subprocess.Popen(
@@ -315,7 +306,7 @@ def _start(
     ):
         assert process.stdout is not None
         # Ranks have time limits of their own; this one is for what hangs before or beside them.
-        limit = threading.Timer(RUN_LIMIT_S, process.terminate)
+        limit = threading.Timer(RUN_LIMIT_S * len(runs), process.terminate)
         limit.start()
         try:
             for line in process.stdout:
@@ -329,11 +320,29 @@ def _start(
             process.terminate()
         log.seek(0)
         output = log.read()[-4000:]
-    if away.exists():
-        away.rename(shared)
     if status:
-        raise SystemExit(
-            f"tonari demo: the {settings['kind']} run failed with status {status}:\n{output}"
-        )
-    record: Run = json.loads((work / "record.json").read_text())
-    return record
+        kinds = ", ".join(dict.fromkeys(str(run["kind"]) for run in runs))
+        raise SystemExit(f"tonari demo: the runs {kinds} failed with status {status}:\n{output}")
+    records: list[Run] = json.loads((work / "records.json").read_text())
+    return records
+
+
+def _noter(progress: Progress, runs: list[Settings]) -> Callable[[str], None]:
+    """Show a bar for each run, which begins when the one before it ends."""
+    tasks = []
+    for run in runs:
+        label = str(run["kind"]).replace("_", ", ")
+        label += f" ({run['num_workers']} workers)" if run["kind"] == "dataloader" else ""
+        label += f", {run['pfs_bandwidth'] / 1e6:g} MB/s"
+        label += f", seed {run['seed']}" if run["seed"] else ""
+        tasks.append(progress.add_task(label, total=run["epochs"], note="", start=not tasks))
+
+    def note(line: str) -> None:
+        _, done, seconds, accuracy = line.split()
+        words = f"{float(seconds):.2f} s, {float(accuracy):.1%} right"
+        progress.update(tasks[0], completed=int(done), note=words)
+        if int(done) == runs[-len(tasks)]["epochs"] and tasks[1:]:
+            del tasks[0]
+            progress.start_task(tasks[0])
+
+    return note

@@ -1,7 +1,7 @@
-"""One training run of `tonari demo`, on one rank; started by `tonari.demo.command` through mpiexec.
+"""The training runs of `tonari demo`, on one rank; `tonari.demo.command` starts it by mpiexec.
 
-Takes a JSON file with the run's settings and, on rank 0, writes one with a list per figure, an
-entry an epoch.
+Takes a JSON file with the settings of several runs, which it does one after the other. Rank 0
+writes one with a record for each: a list per figure, an entry an epoch.
 """
 
 import json
@@ -287,17 +287,26 @@ def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> DemoRecor
 
 
 def main() -> None:
-    """Run what the settings file asks for; rank 0 writes the record."""
-    settings_path, record_path = Path(sys.argv[1]), Path(sys.argv[2])
-    settings = RunSettings(**json.loads(settings_path.read_text()))
+    """Do the runs that the settings file lists; rank 0 writes their records."""
+    settings_path, records_path = Path(sys.argv[1]), Path(sys.argv[2])
+    runs = [RunSettings(**each) for each in json.loads(settings_path.read_text())]
+    with join(device="cpu") as job:
+        records = [asdict(_run(each, job)) for each in runs]
+        if job.world.rank == 0:
+            records_path.write_text(json.dumps(records))
+
+
+def _run(settings: RunSettings, job: Job) -> DemoRecord:
     throttle = Throttle(
         settings.throttle_path, bytes_per_s=settings.pfs_bandwidth, latency_s=settings.pfs_latency_s
     )
-    with join(device="cpu") as job:
-        run = run_dataloader if settings.kind == "dataloader" else run_tonari
-        record = run(settings, job, throttle)
-        if job.world.rank == 0:
-            record_path.write_text(json.dumps(asdict(record)))
+    if settings.kind == "dataloader":
+        return run_dataloader(settings, job, throttle)
+    record = run_tonari(settings, job, throttle)
+    if job.world.rank == 0:
+        os.rename(f"{settings.shared}.away", settings.shared)
+    job.world.barrier(doing="bring the shared directory back")
+    return record
 
 
 if __name__ == "__main__":
