@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from tonari.demo.data import PackedImages, pack_digits, pack_source
 from tonari.demo.report import (
@@ -329,7 +329,7 @@ def _start(options: Demo, runs: list[Settings], show: Show) -> list[Run]:
 
 def _noter(progress: Progress, runs: list[Settings]) -> Callable[[str], None]:
     """Show a bar for each run, which begins when the one before it ends."""
-    tasks = []
+    tasks: list[TaskID] = []
     for run in runs:
         label = str(run["kind"]).replace("_", ", ")
         label += f" ({run['num_workers']} workers)" if run["kind"] == "dataloader" else ""
