@@ -114,6 +114,7 @@ class Partial:
             ],
             fetch=context.fetch,
             buffers=context.buffers,
+            at_hand=context.at_hand,
         )
 
     def _log_what_crosses(self, layout: Layout) -> None:

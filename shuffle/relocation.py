@@ -33,6 +33,7 @@ def begin_moves(context: ExchangeContext) -> RowExchange:
         receives=_parcels(context, moves.arriving, moves.senders, behind),
         fetch=context.fetch,
         buffers=context.buffers,
+        at_hand=context.at_hand,
     )
     return Relocation(context.world, transfer, moves.kept, moves.held_in)
 

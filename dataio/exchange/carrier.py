@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import DataioError, ExchangeError, WorldError
-from dataio.plan.policies import RowStore
+from dataio.plan.policies import AtHand, RowStore
 from dataio.rows.parcel import (
     Parcel,
     ParcelBuffers,
@@ -22,7 +22,7 @@ from dataio.rows.parcel import (
     unpack_lengths,
     unpack_parcel,
 )
-from dataio.rows.rows import Fetch, Rows, corrupt_rows, replace_rows, row_blocks
+from dataio.rows.rows import Fetch, Rows, corrupt_rows, empty_rows, replace_rows, row_blocks
 from dataio.world import Request, World
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ class Carrier:
         clock: Seconds that count against a silent partner.
         fetch: Reads samples from the source; None if nothing can.
         buffers: Memory for parcels.
+        at_hand: What need not be sent.
 
     Attributes:
         due_step: Parcels of this step and those before it are posted. Any thread may write it.
@@ -92,11 +93,12 @@ class Carrier:
         clock: Clock,
         fetch: Fetch | None,
         buffers: ParcelBuffers,
+        at_hand: AtHand,
     ) -> None:
         self.due_step = -1
         self.sent_bytes = self.messages = self.received_rows = self.received_bytes = 0
         self._world, self._store, self._fetch = world, store, fetch
-        self._buffers = buffers
+        self._buffers, self._at_hand = buffers, at_hand
         self._to_send, self._to_receive = deque(sends), deque(receives)
         self._leaving: Parcel | None = None
         self._outgoing: list[tuple[Parcel, Way]] = []
@@ -163,6 +165,9 @@ class Carrier:
         return {parcel.peer for parcel, _ in [*self._incoming, *self._outgoing]}
 
     def _send(self, parcel: Parcel) -> Way:
+        if parcel.peer in self._at_hand.receivers:
+            yield from _until([self._post_send(pack_lengths(parcel.slots), parcel)])
+            return
         schema = self._store.schema
         lengths = self._store.lengths(parcel.slots)
         requests: list[Request] = []
@@ -193,6 +198,9 @@ class Carrier:
         return self._world.isend(data, dest=parcel.peer, tag=parcel.tag)
 
     def _receive(self, parcel: Parcel) -> Way:
+        if parcel.peer in self._at_hand.senders:
+            yield from self._take(parcel)
+            return
         schema, num_rows = self._store.schema, len(parcel.slots)
         lengths: NDArray[np.int64] | None = None
         if schema.variable:
@@ -213,12 +221,29 @@ class Carrier:
         yield from _in_turn(buffer, lambda part: self._post_receive(part, parcel), SEGMENTS_IN)
         rows = unpack_parcel(buffer, schema, num_rows)
         for part, block in row_blocks(rows, BLOCK_BYTES):
-            self._check(block, parcel)
-            self._store.write_arrivals(parcel.slots[part], block)
-            self.received_rows += len(block)
+            self._write(parcel.slots[part], block, parcel.peer)
             yield True
         self.received_bytes += len(buffer)
         self._buffers.give_back(buffer)
+
+    def _take(self, parcel: Parcel) -> Way:
+        """Write rows that lie on this node anyway, and are named by the slots of their sender."""
+        schema, named = self._store.schema, np.empty(8 * len(parcel.slots), np.uint8)
+        yield from _until([self._post_receive(named, parcel)])
+        held_in = named.view(np.int64) + self._at_hand.first_slot
+        lengths = self._store.lengths(held_in)
+        num_bytes = parcel_bytes(schema, len(held_in), lengths)
+        for part in np.array_split(np.arange(len(held_in)), -(-num_bytes // BLOCK_BYTES)):
+            block = empty_rows(schema, lengths[part])
+            self._store.read_into(held_in[part], block)
+            self._write(parcel.slots[part], block, self._world.rank)
+            yield True
+        self.received_bytes += num_bytes
+
+    def _write(self, slots: NDArray[np.int64], rows: Rows, giver: int) -> None:
+        self._check(rows, giver)
+        self._store.write_arrivals(slots, rows)
+        self.received_rows += len(rows)
 
     def _post_receive(self, into: NDArray[np.uint8], parcel: Parcel) -> Request:
         return self._world.irecv(into, source=parcel.peer, tag=parcel.tag)
@@ -231,7 +256,7 @@ class Carrier:
                 f"[rank {self._world.rank}] exchange with rank {parcel.peer} failed: {error}"
             ) from error
 
-    def _check(self, rows: Rows, parcel: Parcel) -> None:
+    def _check(self, rows: Rows, giver: int) -> None:
         """Put right, in place, the rows that were damaged where they lay or on their way."""
         corrupt = corrupt_rows(rows)
         if not len(corrupt):
@@ -241,7 +266,7 @@ class Carrier:
             log.warning(
                 "[rank %d] rows of samples %s from rank %d do not match their checksums: reading "
                 "them from the source again",
-                self._world.rank, rows.sample_id[corrupt].tolist(), parcel.peer,
+                self._world.rank, rows.sample_id[corrupt].tolist(), giver,
             )  # fmt: skip
             try:
                 for others in self._fetch(np.unique(rows.sample_id[corrupt])):
@@ -251,7 +276,7 @@ class Carrier:
             corrupt = corrupt_rows(rows)
         if len(corrupt):
             raise ExchangeError(
-                f"[rank {self._world.rank}] {len(corrupt)} rows from rank {parcel.peer} do not "
+                f"[rank {self._world.rank}] {len(corrupt)} rows from rank {giver} do not "
                 f"match their checksums, the first is sample {rows.sample_id[corrupt[0]]}, and the "
                 f"source has no such rows{f' ({cause})' if cause else ''}; that rank's cache is "
                 "damaged, or memory or network between the two: run `tonari cache verify` there "

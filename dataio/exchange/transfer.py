@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dataio.exchange.carrier import MAX_IN_FLIGHT, Carrier, Clock
 from dataio.plan.history import Scores
-from dataio.plan.policies import RowStore
+from dataio.plan.policies import AtHand, RowStore
 from dataio.rows.parcel import Parcel, ParcelBuffers
 from dataio.rows.rows import Fetch
 from dataio.world import Request, World
@@ -42,6 +42,7 @@ class Transfer:
         receives: What comes in.
         fetch: Reads samples from the source, whose rows came damaged.
         buffers: Memory for parcels, to use again for the next transfer.
+        at_hand: What need not be sent; the partners know it too.
         threaded: Whether a thread of its own drives it; None: where the world lets it.
     """
 
@@ -54,6 +55,7 @@ class Transfer:
         receives: Sequence[Parcel],
         fetch: Fetch | None = None,
         buffers: ParcelBuffers | None = None,
+        at_hand: AtHand | None = None,
         threaded: bool | None = None,
     ) -> None:
         self._world = world
@@ -64,7 +66,7 @@ class Transfer:
         self._clock = Clock()
         self._carrier = Carrier(
             world, store, sends=sends, receives=receives, clock=self._clock, fetch=fetch,
-            buffers=buffers or ParcelBuffers(),
+            buffers=buffers or ParcelBuffers(), at_hand=at_hand or AtHand(),
         )  # fmt: skip
         self._threaded = world.threaded if threaded is None else threaded
         self._thread: threading.Thread | None = None

@@ -3,7 +3,7 @@
 ``shuffle`` and ``importance`` implement these; the loader knows nothing else about either.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -165,6 +165,23 @@ class RowStore(Protocol):
 
 
 @dataclass(frozen=True)
+class AtHand:
+    """Rows that the node they go to holds already, as copies or as their owner.
+
+    They are not sent: the receiver reads them where they lie, and is sent their slots alone.
+
+    Attributes:
+        receivers: Ranks whose nodes hold what this rank sends.
+        senders: Ranks whose rows this rank's node holds.
+        first_slot: What their slots are counted from in this rank's store.
+    """
+
+    receivers: Container[int] = ()
+    senders: Container[int] = ()
+    first_slot: int = 0
+
+
+@dataclass(frozen=True)
 class ExchangeContext:
     """The epoch beside which rows travel, to take effect in the next, as one rank sees it.
 
@@ -181,6 +198,7 @@ class ExchangeContext:
         fetch: Reads samples from the source, for rows that come damaged; any thread may call it.
             None if nothing can.
         buffers: Memory for parcels, which one exchange after the other uses.
+        at_hand: What need not be sent, because of copies.
     """
 
     world: World
@@ -194,6 +212,7 @@ class ExchangeContext:
     first_epoch: int = 0
     fetch: Fetch | None = None
     buffers: ParcelBuffers = field(default_factory=ParcelBuffers)
+    at_hand: AtHand = field(default_factory=AtHand)
 
 
 class RowExchange(Protocol):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.plan.history import Scores
-from dataio.plan.policies import ExchangeContext, RowExchange, RowStore, Shuffle
+from dataio.plan.policies import AtHand, ExchangeContext, RowExchange, RowStore, Shuffle
 from dataio.rows.parcel import ParcelBuffers
 from dataio.rows.rows import Rows, RowSchema
 from dataio.world import World
@@ -118,14 +118,18 @@ def begin_with_copies(
         first_slot: Of the copies on this node.
         first_tag: Of the copies' own channel.
     """
-    rows = shuffle.begin(context)
+    next_door, ranks = NextDoor(context.world, holders), context.world.topology.ranks_of_node
+    holder, copied = ranks[holders[context.world.node]], ranks[next_door.node]
+    rows = shuffle.begin(replace(context, at_hand=AtHand(holder, copied, first_slot)))
     copies = shuffle.begin(
         replace(
             context,
-            world=NextDoor(context.world, holders),
+            world=next_door,
             store=CopyStore(context.store, first_slot),
             first_tag=first_tag,
             buffers=ParcelBuffers(),
+            # A copy goes to whoever owns the row until now, or comes from who owns it then.
+            at_hand=AtHand(copied, holder, -first_slot),
         )
     )
     return None if rows is None or copies is None else WithCopies(rows, copies)

@@ -40,7 +40,8 @@ def test_rows_are_dealt_out_to_nodes_and_a_tenth_of_them_travels(tmp_path):
     moved = rows_of(load(tmp_path, "shuffle.kind=global", "shuffle.moves=true"))
     assert moved.leaving_bytes == 125 * 100
     twice = rows_of(load(tmp_path, "shuffle.exchange=0.1", "data.cache.copies=2"))
-    assert (twice.leaving_bytes, twice.pool_bytes) == (2 * 25 * 100, 2 * 500 * 100)
+    assert (twice.arriving_bytes, twice.pool_bytes) == (2 * 25 * 100, 2 * 500 * 100)
+    assert twice.leaving_bytes == 0, "the other node has it all"
     assert twice.staged_bytes == rows.staged_bytes, "the source is read once"
     small = rows_of(load(tmp_path, "data.cache={path='auto', quota=200000}"))
     assert small.pool_bytes == 50_000

@@ -39,6 +39,7 @@ class RowsOnNodes:
         staged_bytes: Of these, what stays in its cache.
         quota: How its rows share one; None: it has none.
         leaving_bytes: Of each replica, over its node's link, an epoch; with its copies.
+        arriving_bytes: Of each replica, written in an epoch; with its copies.
         memory_bytes: Of a node; None: not known, and no row stays there.
     """
 
@@ -49,6 +50,7 @@ class RowsOnNodes:
     pool_bytes: float
     staged_bytes: float
     leaving_bytes: float
+    arriving_bytes: float
     quota: Quota | None = None
     memory_bytes: float | None = None
 
@@ -140,7 +142,11 @@ def lay_rows(
         source_row_bytes=data.source_row_bytes,
         pool_bytes=copies * pool_bytes,
         staged_bytes=pool_bytes if quota is None else quota.resident_rows * data.row_bytes,
-        leaving_bytes=copies * leaving * data.row_bytes,
+        # Of the other nodes one needs not be sent a row, and one not its copy: it lies there.
+        leaving_bytes=leaving
+        * data.row_bytes
+        * (1 if copies == 1 else 2 - 2 / (layout.num_nodes - 1)),
+        arriving_bytes=copies * leaving * data.row_bytes,
         quota=quota,
         memory_bytes=memory_bytes,
     )

@@ -13,7 +13,7 @@ from dataio.base.errors import ExchangeError, StallError, WorldError
 from dataio.exchange.carrier import MAX_IN_FLIGHT, SEGMENTS_OUT
 from dataio.exchange.transfer import Transfer
 from dataio.plan.layout import Layout
-from dataio.plan.policies import ExchangeContext
+from dataio.plan.policies import AtHand, ExchangeContext
 from dataio.rows.parcel import ParcelBuffers
 from dataio.world import run_threads, thread_worlds
 from shuffle import Partial
@@ -25,6 +25,7 @@ from tests.dataio.exchange.rings import (
     ring,
     row_bytes,
 )
+from tests.memory_source import FIELDS, MemorySource
 from tests.row_store import MemoryStore
 
 
@@ -237,6 +238,27 @@ def test_memory_for_parcels_is_used_again_by_the_next_exchange():
 
     for allocated in run_threads(thread_worlds([1, 1]), run):
         assert allocated[-1] <= 4 * MAX_IN_FLIGHT, "six exchanges of twelve parcels in and out"
+
+
+def test_rows_at_hand_are_not_sent_and_a_damaged_one_comes_from_the_source():
+    def run(world):
+        store, other, fetched = MemoryStore(0, 2 * ROWS), 1 - world.rank, []
+        store.damage(other * ROWS + 5)
+
+        def fetch(ids):
+            fetched.extend(ids.tolist())
+            return MemorySource(2 * ROWS).read(ids, FIELDS)
+
+        at_hand = AtHand([other], [other], first_slot=other * ROWS)
+        figures = ring(world, store, at_hand=at_hand, fetch=fetch).finish(None)
+        whole = {
+            slot: (i, row_bytes(i))
+            for slot, i in enumerate(range(other * ROWS, (other + 1) * ROWS))
+        }
+        return store.arrived == whole, fetched, figures["rows"], figures["sent_bytes"]
+
+    found = run_threads(thread_worlds([1, 1]), run)
+    assert found == [(True, [ROWS + 5], ROWS, 8 * ROWS), (True, [5], ROWS, 8 * ROWS)]
 
 
 def test_messages_do_not_depend_on_how_many_samples_there_are():

@@ -105,6 +105,13 @@ def test_every_row_lies_on_its_owner_and_its_holder_in_every_epoch(tmp_path, nod
     assert sum(rank.read_bytes for rank in ranks) == once, "the source is read once"
     alone = train(tmp_path / "alone", nodes, policy, copies=1, epochs=5)
     assert [rank.trained for rank in alone] == [rank.trained for rank in ranks]
+    rows, num_bytes, sent_bytes = (
+        sum(rank.stats[name] for rank in these)
+        for these, name in
+        [(alone, "exchanged_rows"), (alone, "exchanged_bytes"), (ranks, "exchanged_bytes")]
+    )  # fmt: skip
+    # On three nodes one of a row's two receivers has it already; on two nodes both.
+    assert sent_bytes == (num_bytes + 8 * rows if len(nodes) == 3 else 2 * 8 * rows)
 
 
 def test_data_that_grows_is_copied_too(tmp_path):

@@ -228,7 +228,7 @@ class Epochs:
             rows = lay(config)
             if own is not None:
                 return (rows, 0) if own <= most else None
-            arriving = 2 * rows.leaving_bytes * rows.layout.widest
+            arriving = 2 * rows.arriving_bytes * rows.layout.widest
             if rows.pool_bytes + arriving <= most:
                 return rows, 0
             if config.data.cache.copies > 1:
