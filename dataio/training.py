@@ -127,9 +127,10 @@ class TrainingSession(Session):
         )
         # What every node holds has copies, and a lone node has nowhere to keep any.
         copies = arguments.cache.copies > 1 and layout.num_nodes > 1 and not shuffle.holds_all
+        racks = world.topology.rack_of_node if copies else ()
         self.placements = placements = Placements(
             shuffle, layout, world.node, self.sampling.num_rows, seed, shuffle.num_leaving(layout),
-            copy_holders(layout, seed=seed) if copies else None,
+            copy_holders(layout, seed=seed, racks=racks) if copies else None,
         )  # fmt: skip
         share = Share(
             placements.num_slots,

@@ -5,7 +5,7 @@ pool is smaller than before when N grows. Every slot keeps its row; the slots be
 new samples, node by node. From there on rows move as under any layout of that length.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -109,14 +109,17 @@ class Placements:
         )
 
 
-def copy_holders(layout: Layout, *, seed: int) -> NDArray[np.int64]:
-    """Choose who holds a copy of each node's rows: the next in a ring that the seed draws.
+def copy_holders(layout: Layout, *, seed: int, racks: Sequence[str] = ()) -> NDArray[np.int64]:
+    """Choose who holds a copy of each node's rows, by a ring that the seed draws.
 
-    Nodes that stand side by side are seldom neighbours there. Nobody says which rack they are in.
+    It is the next in the ring where all are in one rack, or no rack is known. Else the nodes of a
+    rack stand side by side, and the holder is as many places on as the largest rack has nodes. So
+    it is in another rack, unless one rack has more than half of the nodes.
 
     Args:
         layout: Two nodes or more, with equally many replicas each.
         seed: The run's seed.
+        racks: The rack of each node; nodes of which none is known have one of their own, "".
 
     Returns:
         int64[num_nodes]: The holder of each node's rows, another node; each node is one's holder.
@@ -131,8 +134,13 @@ def copy_holders(layout: Layout, *, seed: int) -> NDArray[np.int64]:
         )
     nodes = np.arange(layout.num_nodes)
     ring = permute(nodes, layout.num_nodes, key(seed, "copies"))
+    names = np.array(racks or [""] * layout.num_nodes)[ring]
+    _, first, rack, sizes = np.unique(
+        names, return_index=True, return_inverse=True, return_counts=True
+    )
+    ring = ring[np.argsort(first[rack], kind="stable")]
     holders = np.empty_like(nodes)
-    holders[ring] = np.roll(ring, -1)
+    holders[ring] = np.roll(ring, -sizes.max() if len(sizes) > 1 else -1)
     return holders
 
 

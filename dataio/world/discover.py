@@ -24,6 +24,7 @@ from dataio.world.launchers import (
     local_rank,
     mpi_claim,
     number,
+    rack,
     torchrun_claim,
 )
 from dataio.world.limits import check_shared_memory, choose_netmod, claim_open_files
@@ -198,10 +199,10 @@ def _watched_start(timeout_s: float) -> AbstractContextManager[None]:
 def _find_nodes(world: World, per_node: int | None) -> Topology:
     """Find which ranks share a node. Collective."""
     boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
-    mine = f"{socket.gethostname()} {boot}\n{per_node}"
+    named = rack(os.environ) if world.world_size > 1 else ""
+    mine = f"{socket.gethostname()} {boot}\n{per_node}\n{named}"
     texts = world.allgather(mine.encode(), doing="finding nodes")
-    answers = [text.decode().split("\n") for text in texts]
-    asked = [text for _, text in answers]
+    names, asked, racks = zip(*(text.decode().split("\n") for text in texts), strict=True)
     if len(set(asked)) > 1:
         other = next(rank for rank, text in enumerate(asked) if text != asked[0])
         raise WorldError(
@@ -209,8 +210,8 @@ def _find_nodes(world: World, per_node: int | None) -> Topology:
             "the same ranks_per_node (or TONARI_RANKS_PER_NODE) to every rank"
         )
     if per_node:
-        return Topology(tuple(rank // per_node for rank in range(world.world_size)))
-    return Topology.from_names([name for name, _ in answers], by_host=True)
+        names = tuple(str(rank // per_node) for rank in range(world.world_size))
+    return Topology.from_names(names, by_host=not per_node, racks=racks)
 
 
 class SingleTransport:

@@ -167,6 +167,16 @@ def local_rank(environ: Mapping[str, str]) -> int | None:
     return next((rank for rank in found if rank is not None), None)
 
 
+def rack(environ: Mapping[str, str]) -> str:
+    """Name the rack of this process's node: TONARI_RACK, or Slurm's switches; "" if neither is set.
+
+    Slurm's address of node07 is spine.leaf2.node07, and its pattern switch.switch.node.
+    """
+    num_switches = environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").count(".")
+    switches = environ.get("SLURM_TOPOLOGY_ADDR", "").split(".")[:num_switches]
+    return environ.get("TONARI_RACK") or ".".join(switches)
+
+
 def number(environ: Mapping[str, str], name: str, *, least: int = 0) -> int | None:
     """Read a variable that holds a whole number; None if it is not set.
 

@@ -12,10 +12,12 @@ class Topology:
     Attributes:
         node_of_rank: Nodes, numbered from 0 in the order in which they first appear.
         by_host: Whether nodes are machines, each with disks of its own; else some share one.
+        racks: The rack of every rank's node, "" where it is not known; empty if none is.
     """
 
     node_of_rank: tuple[int, ...]
     by_host: bool = False
+    racks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.node_of_rank or self.node_of_rank != _by_appearance(self.node_of_rank):
@@ -25,9 +27,11 @@ class Topology:
             )
 
     @classmethod
-    def from_names(cls, names: Sequence[str], *, by_host: bool = False) -> "Topology":
+    def from_names(
+        cls, names: Sequence[str], *, by_host: bool = False, racks: Sequence[str] = ()
+    ) -> "Topology":
         """Number the nodes from one name a rank; equal names are one node."""
-        return cls(_by_appearance(names), by_host)
+        return cls(_by_appearance(names), by_host, tuple(racks) if any(racks) else ())
 
     @classmethod
     def from_layout(cls, layout: Sequence[int]) -> "Topology":
@@ -49,6 +53,12 @@ class Topology:
         for rank, node in enumerate(self.node_of_rank):
             ranks[node].append(rank)
         return tuple(tuple(on_node) for on_node in ranks)
+
+    @property
+    def rack_of_node(self) -> tuple[str, ...]:
+        """The rack of each node, "" where it is not known."""
+        racks = self.racks or ("",) * self.world_size
+        return tuple(racks[on_node[0]] for on_node in self.ranks_of_node)
 
     @cached_property
     def layout(self) -> tuple[int, ...]:

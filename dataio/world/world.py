@@ -139,10 +139,12 @@ class World:
         Args:
             ranks: Of this world, ascending.
         """
-        nodes = [self.topology.node_of_rank[rank] for rank in ranks]
+        whole = self.topology
+        nodes = [str(whole.node_of_rank[rank]) for rank in ranks]
+        racks = [whole.racks[rank] for rank in ranks if whole.racks]
         made = World(
             PartTransport(self._transport, ranks),
-            Topology.from_names([str(node) for node in nodes], by_host=self.topology.by_host),
+            Topology.from_names(nodes, by_host=whole.by_host, racks=racks),
             timeout_s=self.timeout_s,
             names=[self._names[rank] for rank in ranks],
         )

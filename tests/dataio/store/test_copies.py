@@ -83,11 +83,16 @@ def lose(root, node):
     shutil.rmtree(directory)
 
 
-@given(st.integers(2, 200), st.integers(0, 5))
-def test_each_node_copies_the_rows_of_one_other_node(num_nodes, seed):
-    holders = copy_holders(Layout((2,) * num_nodes, 1000), seed=seed)
-    assert sorted(holders) == list(range(num_nodes))
-    assert (holders != np.arange(num_nodes)).all()
+@given(st.lists(st.sampled_from("aabcd"), min_size=2, max_size=60), st.integers(0, 5))
+def test_each_node_copies_one_other_node_of_another_rack_wherever_that_can_be(racks, seed):
+    layout = Layout((2,) * len(racks), 1000)
+    holders = copy_holders(layout, seed=seed, racks=racks)
+    assert sorted(holders) == list(range(len(racks)))
+    assert (holders != np.arange(len(racks))).all()
+    inside = sum(racks[node] == racks[holder] for node, holder in enumerate(holders))
+    assert inside == max(2 * max(map(racks.count, racks)) - len(racks), 0)
+    if len(set(racks)) == 1:
+        assert np.array_equal(holders, copy_holders(layout, seed=seed))
 
 
 @pytest.mark.parametrize("policy", SHUFFLES, ids=str)

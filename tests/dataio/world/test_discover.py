@@ -7,7 +7,14 @@ import sys
 import pytest
 
 from dataio.base.errors import WorldError
-from dataio.world import Topology, discover, discover_world, run_threads, thread_worlds
+from dataio.world import (
+    Topology,
+    World,
+    discover,
+    discover_world,
+    run_threads,
+    thread_worlds,
+)
 from dataio.world.discover import Medium, choose_medium
 from dataio.world.launchers import Claim, describe_pmi, find_launcher, shown_variables
 
@@ -197,6 +204,29 @@ def test_simulated_nodes_hold_consecutive_ranks() -> None:
     worlds = thread_worlds([5])
     found = run_threads(worlds, lambda world: discover._find_nodes(world, 2))
     assert found == [Topology((0, 0, 1, 1, 2))] * 5
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, ""),
+        ({"SLURM_TOPOLOGY_ADDR": "n1.site", "SLURM_TOPOLOGY_ADDR_PATTERN": "node"}, ""),
+        ({"SLURM_TOPOLOGY_ADDR": "s.s2.n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"},
+         "s.s2"),
+        ({"SLURM_TOPOLOGY_ADDR": "s.n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node",
+          "TONARI_RACK": "r7"}, "r7"),
+    ],
+)  # fmt: skip
+def test_racks_are_known_by_what_the_launcher_left(monkeypatch, variables, expected) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for world in run_threads(thread_worlds([4]), discover_in_twos):
+        assert world.topology.rack_of_node == (expected, expected)
+        assert world.part([world.rank]).topology.rack_of_node == (expected,)
+
+
+def discover_in_twos(world: World) -> World:
+    return World(world._transport, discover._find_nodes(world, 2), timeout_s=1)
 
 
 def test_ranks_that_were_told_different_nodes_are_an_error() -> None:
