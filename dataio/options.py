@@ -28,9 +28,9 @@ class NodeCache:
             of an evaluation. Rows that do not fit are read from the source in every epoch, ahead of
             their batches, which are the same ones. None: as much as the rows need.
         copies: Nodes that hold each row: with 2, the rows of a node that is lost come from another
-            one and not from the source. Twice the storage, and twice the bytes of an exchange. Not
-            of an evaluation; without effect on one node, and where every node holds every row.
-            All nodes need as many ranks.
+            one and not from the source. Twice the storage, and up to twice the bytes of an
+            exchange. Not of an evaluation; without effect where every node holds every row, and on
+            one node or nodes of unequally many ranks.
         verify: When a row's checksum is checked: ``"once"``, as this process first reads the row,
             and of every 256 batches one again: most damage that comes later is trained unseen.
             ``"always"`` finds it, each time that a row is read. ``"never"`` finds none.
@@ -49,8 +49,9 @@ class NodeCache:
         check_path(self.path, "NodeCache: path")
         if self.quota_bytes is not None and self.copies > 1:
             raise ValueError(
-                "NodeCache: copies=2 and a quota exclude one another, because rows that do not "
-                "stay have no copy either; give copies=1 or no quota"
+                "NodeCache: copies=2 and a quota exclude one another, because each copy takes the "
+                "room of a row that is then read from the source in every epoch; give copies=1 or "
+                "no quota"
             )
 
     @property

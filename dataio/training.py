@@ -125,8 +125,8 @@ class TrainingSession(Session):
         self.sampling = find_sampling_groups(
             layout, replica=world.replica, holds_all=shuffle.holds_all
         )
-        # What every node holds has copies, and a lone node has nowhere to keep any.
-        copies = arguments.cache.copies > 1 and layout.num_nodes > 1 and not shuffle.holds_all
+        # What every node holds has copies.
+        copies = arguments.cache.copies > 1 and layout.can_copy and not shuffle.holds_all
         racks = world.topology.rack_of_node if copies else ()
         self.placements = placements = Placements(
             shuffle, layout, world.node, self.sampling.num_rows, seed, shuffle.num_leaving(layout),
@@ -287,11 +287,13 @@ def begin_training(arguments: Arguments, world: World) -> tuple[TrainingSession,
         arguments = replace(arguments, batch_transform=then)
     if world.world_size > 1:
         check_agreement(agreed(arguments, source, fields, exclusion), world)
-    if arguments.cache.copies > 1 and layout.num_nodes == 1 and world.rank == 0:
+    lone = not (layout.can_copy or arguments.shuffle_or_local.holds_all)
+    if arguments.cache.copies > 1 and lone and world.rank == 0:
         log.warning(
-            "[rank 0] NodeCache: copies=2 on one node, where no other node can hold a copy: rows "
-            "are held once, as with copies=1"
-        )
+            "[rank 0] NodeCache: copies=2 on %d nodes of %d to %d ranks, expected two nodes or "
+            "more of equally many: rows are held once, as with copies=1",
+            layout.num_nodes, min(layout.replicas), layout.widest,
+        )  # fmt: skip
     figures = Figures()
     lasting = Lasting(
         opener, DeviceDelivery(find_device(arguments.device)), figures,

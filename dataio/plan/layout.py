@@ -63,6 +63,11 @@ class Layout:
         """Whether all nodes have equally many replicas."""
         return min(self.replicas) == self.widest
 
+    @property
+    def can_copy(self) -> bool:
+        """Whether each node can hold another's rows: several, of equally many replicas."""
+        return self.is_even and self.num_nodes > 1
+
     @cached_property
     def first_replica(self) -> NDArray[np.int64]:
         """int64[num_nodes + 1]: First replica of each node, and the number of replicas."""

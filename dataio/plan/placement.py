@@ -117,21 +117,13 @@ def copy_holders(layout: Layout, *, seed: int, racks: Sequence[str] = ()) -> NDA
     it is in another rack, unless one rack has more than half of the nodes.
 
     Args:
-        layout: Two nodes or more, with equally many replicas each.
+        layout: One of which `Layout.can_copy` is true.
         seed: The run's seed.
         racks: The rack of each node; nodes of which none is known have one of their own, "".
 
     Returns:
         int64[num_nodes]: The holder of each node's rows, another node; each node is one's holder.
-
-    Raises:
-        ValueError: If nodes have other numbers of replicas: a rank acts for one of another node.
     """
-    if not layout.is_even:
-        raise ValueError(
-            f"NodeCache: copies=2 on nodes of {min(layout.replicas)} to {layout.widest} ranks that "
-            "read, expected equally many on every node; start as many on each, or give copies=1"
-        )
     nodes = np.arange(layout.num_nodes)
     ring = permute(nodes, layout.num_nodes, key(seed, "copies"))
     names = np.array(racks or [""] * layout.num_nodes)[ring]

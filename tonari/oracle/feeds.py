@@ -115,7 +115,7 @@ def lay_rows(
         leaving = shuffle.num_leaving(layout) * crossing_fraction(layout)
     elif layout.num_nodes > 1 and shuffle.num_leaving(layout):
         leaving = layout.num_samples / layout.num_replicas * (1 - 1 / layout.num_nodes)
-    copies = config.data.cache.copies if layout.num_nodes > 1 and not holds_all else 1
+    copies = config.data.cache.copies if layout.can_copy and not holds_all else 1
     quota = None
     if config.data.cache.quota_bytes is not None:
         schema = row_schema(make_fields(config, own_of(config, own)))

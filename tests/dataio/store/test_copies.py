@@ -154,12 +154,10 @@ def test_a_lost_cache_is_made_of_copies_and_the_source_is_not_read(tmp_path, pol
 @pytest.mark.parametrize("policy", SHUFFLES[1:], ids=str)
 @pytest.mark.parametrize("nodes", [[1, 1], [2, 2], [2, 1]])
 def test_the_nodes_that_are_left_go_on_without_the_source(tmp_path, nodes, policy):
-    save, copies = tmp_path / "save", 2 if nodes[0] == nodes[1] else 1
+    save = tmp_path / "save"
     train(tmp_path / "cache", [nodes[0]] * 3, policy, epochs=4, saved=save, drop_last=True)
     lose(tmp_path / "cache", 2)
-    ranks = train(
-        tmp_path / "cache", nodes, policy, copies=copies, epochs=4, restored=save, drop_last=True
-    )
+    ranks = train(tmp_path / "cache", nodes, policy, epochs=4, restored=save, drop_last=True)
     assert sum(rank.read_bytes for rank in ranks) == 0
     last = [i for first in np.cumsum([0, *nodes[:-1]]) for i in ranks[first].owned[-1]]
     assert sorted(last) == list(range(SAMPLES))
@@ -198,9 +196,9 @@ def test_what_cannot_be_copied_is_said(tmp_path, caplog):
         NodeCache(tmp_path, copies=2, quota="1GB")
     with pytest.raises(TypeError, match="copies is 3, expected 1 or 2"):
         NodeCache(tmp_path, copies=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"nodes of 1 to 2 ranks.*or give copies=1"):
-        train(tmp_path, [2, 1], Partial(0.3))
-    train(tmp_path / "one", [2], Partial(0.3))
-    assert "copies=2 on one node" in caplog.text
+    for nodes, words in (([2], "1 nodes of 2 to 2"), ([2, 1], "2 nodes of 1 to 2")):
+        once = train(tmp_path / words, nodes, Partial(0.3))
+        assert f"copies=2 on {words} ranks, expected two nodes or more" in caplog.text
+        assert {len(rows) for rank in once for rows in rank.copied} == {0}
     everywhere = train(tmp_path / "all", [1, 1], Global())
     assert [rank.copied[0] for rank in everywhere] == [[], []]
