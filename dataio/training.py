@@ -287,8 +287,9 @@ def begin_training(arguments: Arguments, world: World) -> tuple[TrainingSession,
         arguments = replace(arguments, batch_transform=then)
     if world.world_size > 1:
         check_agreement(agreed(arguments, source, fields, exclusion), world)
-    lone = not (layout.can_copy or arguments.shuffle_or_local.holds_all)
-    if arguments.cache.copies > 1 and lone and world.rank == 0:
+    if arguments.cache.copies > 1 and world.rank == 0 and not (
+        layout.can_copy or arguments.shuffle_or_local.holds_all
+    ):  # fmt: skip
         log.warning(
             "[rank 0] NodeCache: copies=2 on %d nodes of %d to %d ranks, expected two nodes or "
             "more of equally many: rows are held once, as with copies=1",

@@ -22,7 +22,7 @@ from dataio.rows.parcel import (
     unpack_lengths,
     unpack_parcel,
 )
-from dataio.rows.rows import Fetch, Rows, corrupt_rows, empty_rows, replace_rows, row_blocks
+from dataio.rows.rows import Fetch, Rows, corrupt_rows, replace_rows, row_blocks
 from dataio.world import Request, World
 
 log = logging.getLogger(__name__)
@@ -198,10 +198,10 @@ class Carrier:
         return self._world.isend(data, dest=parcel.peer, tag=parcel.tag)
 
     def _receive(self, parcel: Parcel) -> Way:
-        if parcel.peer in self._at_hand.senders:
-            yield from self._take(parcel)
-            return
         schema, num_rows = self._store.schema, len(parcel.slots)
+        if parcel.peer in self._at_hand.senders:
+            yield from self._keep(parcel)
+            return
         lengths: NDArray[np.int64] | None = None
         if schema.variable:
             num_variable = len(schema.variable)
@@ -221,29 +221,21 @@ class Carrier:
         yield from _in_turn(buffer, lambda part: self._post_receive(part, parcel), SEGMENTS_IN)
         rows = unpack_parcel(buffer, schema, num_rows)
         for part, block in row_blocks(rows, BLOCK_BYTES):
-            self._write(parcel.slots[part], block, parcel.peer)
+            self._check(block, parcel)
+            self._store.write_arrivals(parcel.slots[part], block)
+            self.received_rows += len(block)
             yield True
         self.received_bytes += len(buffer)
         self._buffers.give_back(buffer)
 
-    def _take(self, parcel: Parcel) -> Way:
-        """Write rows that lie on this node anyway, and are named by the slots of their sender."""
-        schema, named = self._store.schema, np.empty(8 * len(parcel.slots), np.uint8)
+    def _keep(self, parcel: Parcel) -> Way:
+        """Take over rows that lie on this node, by the slots that their sender names."""
+        named = np.empty(8 * len(parcel.slots), np.uint8)
         yield from _until([self._post_receive(named, parcel)])
         held_in = named.view(np.int64) + self._at_hand.first_slot
-        lengths = self._store.lengths(held_in)
-        num_bytes = parcel_bytes(schema, len(held_in), lengths)
-        for part in np.array_split(np.arange(len(held_in)), -(-num_bytes // BLOCK_BYTES)):
-            block = empty_rows(schema, lengths[part])
-            self._store.read_into(held_in[part], block)
-            self._write(parcel.slots[part], block, self._world.rank)
-            yield True
-        self.received_bytes += num_bytes
-
-    def _write(self, slots: NDArray[np.int64], rows: Rows, giver: int) -> None:
-        self._check(rows, giver)
-        self._store.write_arrivals(slots, rows)
-        self.received_rows += len(rows)
+        self._store.keep_rows(parcel.slots, held_in=held_in)
+        self.received_rows += len(parcel.slots)
+        self.received_bytes += len(named)
 
     def _post_receive(self, into: NDArray[np.uint8], parcel: Parcel) -> Request:
         return self._world.irecv(into, source=parcel.peer, tag=parcel.tag)
@@ -256,7 +248,7 @@ class Carrier:
                 f"[rank {self._world.rank}] exchange with rank {parcel.peer} failed: {error}"
             ) from error
 
-    def _check(self, rows: Rows, giver: int) -> None:
+    def _check(self, rows: Rows, parcel: Parcel) -> None:
         """Put right, in place, the rows that were damaged where they lay or on their way."""
         corrupt = corrupt_rows(rows)
         if not len(corrupt):
@@ -266,7 +258,7 @@ class Carrier:
             log.warning(
                 "[rank %d] rows of samples %s from rank %d do not match their checksums: reading "
                 "them from the source again",
-                self._world.rank, rows.sample_id[corrupt].tolist(), giver,
+                self._world.rank, rows.sample_id[corrupt].tolist(), parcel.peer,
             )  # fmt: skip
             try:
                 for others in self._fetch(np.unique(rows.sample_id[corrupt])):
@@ -276,7 +268,7 @@ class Carrier:
             corrupt = corrupt_rows(rows)
         if len(corrupt):
             raise ExchangeError(
-                f"[rank {self._world.rank}] {len(corrupt)} rows from rank {giver} do not "
+                f"[rank {self._world.rank}] {len(corrupt)} rows from rank {parcel.peer} do not "
                 f"match their checksums, the first is sample {rows.sample_id[corrupt[0]]}, and the "
                 f"source has no such rows{f' ({cause})' if cause else ''}; that rank's cache is "
                 "damaged, or memory or network between the two: run `tonari cache verify` there "

@@ -168,7 +168,7 @@ class RowStore(Protocol):
 class AtHand:
     """Rows that the node they go to holds already, as copies or as their owner.
 
-    They are not sent: the receiver reads them where they lie, and is sent their slots alone.
+    They are not sent, but their slots: the receiver keeps them where they lie, in other slots.
 
     Attributes:
         receivers: Ranks whose nodes hold what this rank sends.

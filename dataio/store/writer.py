@@ -240,14 +240,15 @@ class Arrivals:
             assert len(positions) == len(slots), "the pool was sized for fewer arrivals"
             self.written.append(self._writer.write(slots, positions, rows))
             self._background.sync()
-            if self._num_arriving == sum(map(len, self.written)):
-                self._seal_later(self._log.epoch + 1)
+            self._seal_if_whole()
 
     def keep(self, slots: NDArray[np.int64], *, held_in: NDArray[np.int64]) -> None:
-        """Let the rows of ``held_in`` live in ``slots``; no byte moves."""
+        """Let the rows of ``held_in`` live in ``slots``; no byte moves. Any thread may call it."""
         held = self._log.entries.take(held_in)
         held.slot.put(np.arange(len(slots)), slots)
-        self.kept.append(held)
+        with self._guard:
+            self.kept.append(held)
+            self._seal_if_whole()
 
     def ids(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Name the slots that these rows will live in, and their samples."""
@@ -272,6 +273,10 @@ class Arrivals:
     def forget(self) -> None:
         """Begin an epoch in which nothing has arrived."""
         self.written, self.kept, self._sealed = [], [], (-1, 0)
+
+    def _seal_if_whole(self) -> None:
+        if self._num_arriving == sum(map(len, [*self.written, *self.kept])):
+            self._seal_later(self._log.epoch + 1)
 
     def _seal_later(self, epoch: int) -> None:
         changed = self._log.joined([*self.written, *self.kept])

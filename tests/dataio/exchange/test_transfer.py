@@ -25,7 +25,6 @@ from tests.dataio.exchange.rings import (
     ring,
     row_bytes,
 )
-from tests.memory_source import FIELDS, MemorySource
 from tests.row_store import MemoryStore
 
 
@@ -240,25 +239,18 @@ def test_memory_for_parcels_is_used_again_by_the_next_exchange():
         assert allocated[-1] <= 4 * MAX_IN_FLIGHT, "six exchanges of twelve parcels in and out"
 
 
-def test_rows_at_hand_are_not_sent_and_a_damaged_one_comes_from_the_source():
+def test_rows_at_hand_are_neither_sent_nor_written():
+    class Keeping(MemoryStore):
+        def keep_rows(self, slots, *, held_in):
+            self.arrived |= zip(slots.tolist(), held_in.tolist(), strict=True)
+
     def run(world):
-        store, other, fetched = MemoryStore(0, 2 * ROWS), 1 - world.rank, []
-        store.damage(other * ROWS + 5)
+        store, other = Keeping(0, ROWS), 1 - world.rank
+        figures = ring(world, store, at_hand=AtHand([other], [other], 1000)).finish(None)
+        return store.arrived, store.read, figures["rows"], figures["sent_bytes"]
 
-        def fetch(ids):
-            fetched.extend(ids.tolist())
-            return MemorySource(2 * ROWS).read(ids, FIELDS)
-
-        at_hand = AtHand([other], [other], first_slot=other * ROWS)
-        figures = ring(world, store, at_hand=at_hand, fetch=fetch).finish(None)
-        whole = {
-            slot: (i, row_bytes(i))
-            for slot, i in enumerate(range(other * ROWS, (other + 1) * ROWS))
-        }
-        return store.arrived == whole, fetched, figures["rows"], figures["sent_bytes"]
-
-    found = run_threads(thread_worlds([1, 1]), run)
-    assert found == [(True, [ROWS + 5], ROWS, 8 * ROWS), (True, [5], ROWS, 8 * ROWS)]
+    kept = {slot: 1000 + slot for slot in range(ROWS)}
+    assert run_threads(thread_worlds([1, 1]), run) == [(kept, 0, ROWS, 8 * ROWS)] * 2
 
 
 def test_messages_do_not_depend_on_how_many_samples_there_are():
