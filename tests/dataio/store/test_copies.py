@@ -45,12 +45,23 @@ class Seen:
 
 
 def train(
-    root, nodes, policy, *, copies=2, epochs=3, restored=None, saved=None, threaded=True, **options
+    root,
+    nodes,
+    policy,
+    *,
+    copies=2,
+    epochs=3,
+    restored=None,
+    saved=None,
+    threaded=True,
+    racks=(),
+    **options,
 ):
     """Train on thread worlds; every row that lies in a cache must have its own bytes."""
 
     def run(world):
         world.threaded, source = threaded, MemorySource(SAMPLES)
+        world.topology = replace(world.topology, racks=racks)
         seen = Seen([], [], [], 0, {})
         options_of_all: dict[str, Any] = {"importance": Full(columns=("loss",))} | options
         with Loader(
@@ -117,6 +128,12 @@ def test_every_row_lies_on_its_owner_and_its_holder_in_every_epoch(tmp_path, nod
     )  # fmt: skip
     # On three nodes one of a row's two receivers has it already; on two nodes both.
     assert sent_bytes == (num_bytes + 8 * rows if len(nodes) == 3 else 2 * 8 * rows)
+
+
+def test_copies_lie_in_the_other_rack(tmp_path):
+    ranks = train(tmp_path, [1] * 4, Local(), epochs=1, racks=("a", "a", "b", "b"))
+    owners = [[other.owned[0] for other in ranks].index(rank.copied[0]) for rank in ranks]
+    assert [owner < 2 for owner in owners] == [False, False, True, True]
 
 
 def test_data_that_grows_is_copied_too(tmp_path):
