@@ -128,7 +128,7 @@ def begin_with_copies(
             store=CopyStore(context.store, first_slot),
             first_tag=first_tag,
             buffers=ParcelBuffers(),
-            # A copy goes to whoever owns the row until now, or comes from who owns it then.
+            # The node whose rows these are has owned what goes there; the holder copies this one's.
             at_hand=AtHand(copied, holder, -first_slot),
         )
     )

@@ -116,6 +116,8 @@ def lay_rows(
     elif layout.num_nodes > 1 and shuffle.num_leaving(layout):
         leaving = layout.num_samples / layout.num_replicas * (1 - 1 / layout.num_nodes)
     copies = config.data.cache.copies if layout.can_copy and not holds_all else 1
+    # Of the other nodes one need not be sent a row, and one not its copy: it lies there.
+    sends = 1 if copies == 1 else 2 - 2 / (layout.num_nodes - 1)
     quota = None
     if config.data.cache.quota_bytes is not None:
         schema = row_schema(make_fields(config, own_of(config, own)))
@@ -142,10 +144,7 @@ def lay_rows(
         source_row_bytes=data.source_row_bytes,
         pool_bytes=copies * pool_bytes,
         staged_bytes=pool_bytes if quota is None else quota.resident_rows * data.row_bytes,
-        # Of the other nodes one needs not be sent a row, and one not its copy: it lies there.
-        leaving_bytes=leaving
-        * data.row_bytes
-        * (1 if copies == 1 else 2 - 2 / (layout.num_nodes - 1)),
+        leaving_bytes=sends * leaving * data.row_bytes,
         arriving_bytes=copies * leaving * data.row_bytes,
         quota=quota,
         memory_bytes=memory_bytes,

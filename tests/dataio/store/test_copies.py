@@ -45,19 +45,10 @@ class Seen:
 
 
 def train(
-    root,
-    nodes,
-    policy,
-    *,
-    copies=2,
-    epochs=3,
-    restored=None,
-    saved=None,
-    threaded=True,
-    racks=(),
-    **options,
+    root, nodes, policy, *, copies=2, epochs=3, restored=None, saved=None, threaded=True, **options
 ):
     """Train on thread worlds; every row that lies in a cache must have its own bytes."""
+    racks = options.pop("racks", ())
 
     def run(world):
         world.threaded, source = threaded, MemorySource(SAMPLES)

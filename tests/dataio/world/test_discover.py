@@ -7,14 +7,7 @@ import sys
 import pytest
 
 from dataio.base.errors import WorldError
-from dataio.world import (
-    Topology,
-    World,
-    discover,
-    discover_world,
-    run_threads,
-    thread_worlds,
-)
+from dataio.world import Topology, World, discover, discover_world, run_threads, thread_worlds
 from dataio.world.discover import Medium, choose_medium
 from dataio.world.launchers import Claim, describe_pmi, find_launcher, shown_variables
 
