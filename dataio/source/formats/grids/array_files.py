@@ -179,7 +179,7 @@ def open_rows(names: Sequence[str], *, world: World, storage: Storage) -> ArrayF
                 "expected arrays that all have one row a sample, so that nothing is to be "
                 f"declared; say what a sample is: dataio.ArrayFiles({declared!r}, axis=0) for rows "
                 'of those arrays that fields name (or axis="time"), axis=None for whole files, or '
-                f"{file.path}/NAME for one array; tonari stats has --axis; see docs/grids.md"
+                f"{file.path}/NAME for one array; commands have --axis; see docs/grids.md"
             )
     return source
 
