@@ -22,6 +22,8 @@ CHUNKED = "ArrayFiles"
 """The kind of source of which a window may read a chunk again that another has read."""
 BLOCKS_TRIED = 8
 """Neighbouring chunks that are read once more to see what windows cost."""
+TRIED_BYTES = 8 << 20
+"""When so much has been read for it, no more is drawn."""
 MARGIN = 1.02
 """A size is written in three digits, and a larger quota has a few files more."""
 DRAWN_ROWS = 400
@@ -245,9 +247,11 @@ def count_read(
     here = sample_ids[np.isin(blocks, tried)]
     rng = generator(key(0, "chunks of a window"))
     num_here = max(round(num_rows * len(here) / len(sample_ids)), 1)
-    draws = max(min(DRAWN_ROWS // num_here, 8), 1)
-    before = source.bytes_read
-    for _ in range(draws):
+    draws, before = 0, source.bytes_read
+    while draws < max(min(DRAWN_ROWS // num_here, 8), 1):
+        draws += 1
         for _ in source.read(np.sort(rng.choice(here, num_here, replace=False)), fields):
             pass
+        if source.bytes_read - before >= TRIED_BYTES:
+            break
     return (source.bytes_read - before) / draws * num_rows / num_here

@@ -22,11 +22,8 @@ from tonari.bench.storage.site.evidence import CacheVerdict
 from tonari.bench.storage.site.site import describe_site
 from tonari.bench.storage.training.own_set import own_directory
 from tonari.bench.storage.training.pipeline import (
-    MEMORY,
-    PipelineOptions,
-    cut_short,
-    run_ways,
-)
+    MEMORY, PipelineOptions, cut_short, run_ways,
+)  # fmt: skip
 
 QUICK = PipelineOptions(
     step_s=0.002, batch_size=8, num_samples=200, sample_bytes=4096, workers=0, epochs=3,

@@ -30,12 +30,7 @@ from tonari.bench.storage.report.plots import (
     rates,
 )  # fmt: skip
 from tonari.bench.storage.results.results import (
-    EndToEnd,
-    Operation,
-    Phase,
-    Results,
-    Scaling,
-    TrainingWay,
+    EndToEnd, Operation, Phase, Results, Scaling, TrainingWay,
 )  # fmt: skip
 from tonari.bench.storage.site.layouts import ALL_OSTS, StripeLayout
 from tonari.bench.storage.site.site import Site
