@@ -22,7 +22,10 @@ from tonari.bench.storage.site.evidence import CacheVerdict
 from tonari.bench.storage.site.site import describe_site
 from tonari.bench.storage.training.own_set import own_directory
 from tonari.bench.storage.training.pipeline import (
-    MEMORY, PipelineOptions, cut_short, run_ways,
+    MEMORY,
+    PipelineOptions,
+    cut_short,
+    run_ways,
 )  # fmt: skip
 
 QUICK = PipelineOptions(

@@ -172,9 +172,13 @@ def test_dir_is_not_blamed_where_something_else_may_be_why():
     )
     assert "its speed an epoch should take 9 s" in first(predicted_epoch_s=9.0)
     same = replace(results, local=results.site)
-    assert "it lies on the node's disk, and its files" in first(same, verdict_of_epoch=[cold, warm])
+    assert "the same filesystem, and its files" in first(same, verdict_of_epoch=[cold, warm])
+    assert "prediction" not in findings(results)[2]
+    later = [replace(way, predicted_paid_after=99) for way in run.ways]
+    other = findings(replace(results, end_to_end=replace(run, ways=later)))[2]
+    assert other.endswith("paid after 3 epochs; by the prediction it has paid after 99 epochs.")
     rates = [
-        replace(phase, repeats=results.phases[8].repeats) if phase.tier == "local" else phase
+        replace(phase, repeats=results.phases[6].repeats) if phase.tier == "local" else phase
         for phase in results.phases
     ]
     assert "it is as fast as" in first(replace(results, phases=rates))

@@ -30,7 +30,12 @@ from tonari.bench.storage.report.plots import (
     rates,
 )  # fmt: skip
 from tonari.bench.storage.results.results import (
-    EndToEnd, Operation, Phase, Results, Scaling, TrainingWay,
+    EndToEnd,
+    Operation,
+    Phase,
+    Results,
+    Scaling,
+    TrainingWay,
 )  # fmt: skip
 from tonari.bench.storage.site.layouts import ALL_OSTS, StripeLayout
 from tonari.bench.storage.site.site import Site
@@ -271,7 +276,8 @@ def _cost(run: EndToEnd, results: Results) -> list[str]:
         return []
     loaded, staged = ways["dataloader"], ways["staged"]
     slow_s, fast_s = median(loaded.epoch_s[1:]), median(staged.epoch_s[1:])
-    times, doubts = slow_s / fast_s, _doubts(loaded, slow_s / fast_s, results)
+    times = slow_s / fast_s
+    doubts = _doubts(loaded, times, results) if times >= 1.05 else []
     answer = "Training with a DataLoader from DIR takes no longer than from the node's disk"
     if doubts:
         answer = (
@@ -295,18 +301,17 @@ def _cost(run: EndToEnd, results: Results) -> list[str]:
         )
     paid = f"Staging takes {duration(staged.staging_s)} and has {_paid(staged.paid_after)}"
     paid += " as measured" if doubts else ""
-    if loaded.predicted_epoch_s and staged.predicted_paid_after != staged.paid_after:
+    is_known = loaded.predicted_epoch_s is not None and staged.predicted_staging_s is not None
+    if is_known and staged.predicted_paid_after != staged.paid_after:
         paid += f"; by the prediction it has {_paid(staged.predicted_paid_after)}"
     return [*found, f"{paid}."]
 
 
 def _doubts(loaded: TrainingWay, times: float, results: Results) -> list[str]:
     """Give what speaks against DIR as the cause of a DataLoader's longer epochs."""
-    if times < 1.05:
-        return []
     found, cold, said_s = [], _cold_rates(results), loaded.predicted_epoch_s
     if results.site.mount == results.local.mount:
-        found.append("it lies on the node's disk")
+        found.append("the node's directory lies on the same filesystem")
     elif cold is not None and max(cold) < ALIKE * min(cold) and times >= ALIKE:
         found.append("it is as fast as the node's disk")
     later = loaded.verdict_of_epoch[1:]
