@@ -30,7 +30,8 @@ FRACTIONS = "alphas budget debias delta exchange fraction least_fall second_gues
 CURES = {
     "source": "give shards by their names, a dataset that has __len__ and __getitem__, or a dict "
     "of arrays",
-    "fields": 'give for example {"image": dataio.Image("jpg"), "label": dataio.Int("cls")}; a key '
+    "fields": 'give for example {"image": dataio.Image("jpg"), "label": dataio.Int("cls")}, or '
+    'of arrays {"x": dataio.Array("x", (64, 64), "float32")}; a key '
     "that samples lack is answered with those they have",
     "shuffle": "leave it out, as each epoch is shuffled anyway; or give for example "
     "shuffle.Partial(0.1)",

@@ -54,6 +54,8 @@ class Budget:
         has_room_to_move: Whether arrivals fit beside the pool, as far as positions go.
         num_seals: Files of staged rows that a local rank may leave before they are joined.
         spare_bytes: Of the quota, what is not there all the time: new manifests, scores.
+        other_bytes: Beside rows, where some stay.
+        whole_rows: What there has to be room for, so that all stay and are exchanged.
     """
 
     quota_bytes: int
@@ -65,6 +67,8 @@ class Budget:
     has_room_to_move: bool
     num_seals: int
     spare_bytes: int
+    other_bytes: int = 0
+    whole_rows: int = 0
 
 
 def without_history(quota_bytes: int, columns: Iterable[ScoreColumn], num_slots: int) -> int:
@@ -184,6 +188,8 @@ def _divide(
         not none_stay and positions >= moving,
         num_seals,
         scores + (more_manifests if need.num_arrivals else 0),
+        need.other_bytes(num_seals=num_seals, resident=True),
+        moving + (beside if need.schema.variable else 0),
     )
 
 

@@ -22,6 +22,10 @@ CHUNKED = "ArrayFiles"
 """The kind of source of which a window may read a chunk again that another has read."""
 BLOCKS_TRIED = 8
 """Neighbouring chunks that are read once more to see what windows cost."""
+TRIED_BYTES = 8 << 20
+"""When so much has been read for it, no more is drawn."""
+MARGIN = 1.02
+"""A size is written in three digits, and a larger quota has a few files more."""
 DRAWN_ROWS = 400
 """Of few rows, it depends on which these are: as many are drawn together."""
 
@@ -173,10 +177,12 @@ class QuotaAgreement:
             ),
             doing="see what windows read",
         )
+        whole = self.budget.other_bytes + self.budget.whole_rows * row_bytes
         mine = [leads * present, missing, missing * row_bytes, staged_bytes_per_s, window_bytes]
-        rows, missing, num_bytes, rate, window_bytes, now, later = self._world.allgather_array(
-            np.array([*mine, *by_chunks], np.float64), doing="add up what does not fit"
-        ).sum(axis=0)
+        found = self._world.allgather_array(
+            np.array([*mine, *by_chunks, whole], np.float64), doing="add up what does not fit"
+        )
+        rows, missing, num_bytes, rate, window_bytes, now, later, _ = found.sum(axis=0)
         self._has_warned = missing > 0
         if self._world.rank or not missing:
             return
@@ -187,13 +193,19 @@ class QuotaAgreement:
         how = f"in about {passes} passes{cost}"
         if now:
             how = f"as whole chunks for each of its windows, about {format_bytes(int(now))}"
-        if now and self._num_leaving:
+        if now and self._num_leaving and later > now:
             how += f" at first and up to {format_bytes(int(later))} once neighbours are spread"
+        cure = "a larger quota reads less"
+        if rows or not cache.schema.variable:  # else nothing shows how large a row is
+            size = format_bytes(int(MARGIN * found[:, -1].max()))
+            cure += f", and one of {size} a node holds all rows"
+        if not rows:
+            cure = f"all of the space is for rows on their way, and none are exchanged; {cure}"
         log.warning(
-            "[rank 0] quota: %d of %d rows (%.0f %%) stay in the caches; every epoch reads the "
-            "other %d (about %s) from the source %s, beside training; a larger quota reads less",
+            "[rank 0] quota: %d of %d rows (%.0f %%) stay in the caches of all nodes; every epoch "
+            "reads the other %d (about %s) from the source %s, beside training; %s",
             rows, rows + missing, 100 * rows / (rows + missing), missing,
-            format_bytes(int(num_bytes)), how,
+            format_bytes(int(num_bytes)), how, cure,
         )  # fmt: skip
 
     def _count_chunks(self, row_bytes: float) -> tuple[float, float]:
@@ -235,9 +247,11 @@ def count_read(
     here = sample_ids[np.isin(blocks, tried)]
     rng = generator(key(0, "chunks of a window"))
     num_here = max(round(num_rows * len(here) / len(sample_ids)), 1)
-    draws = max(min(DRAWN_ROWS // num_here, 8), 1)
-    before = source.bytes_read
-    for _ in range(draws):
+    draws, before = 0, source.bytes_read
+    while draws < max(min(DRAWN_ROWS // num_here, 8), 1):
+        draws += 1
         for _ in source.read(np.sort(rng.choice(here, num_here, replace=False)), fields):
             pass
+        if source.bytes_read - before >= TRIED_BYTES:
+            break
     return (source.bytes_read - before) / draws * num_rows / num_here

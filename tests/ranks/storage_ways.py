@@ -14,8 +14,9 @@ from tonari.bench.storage.training.pipeline import PipelineOptions, run_ways
 def main() -> None:
     reports, shared, scratch = (Path(argument) for argument in sys.argv[1:4])
     options = PipelineOptions(
-        step_s=0.002, batch_size=8, num_samples=160, sample_bytes=4096, workers=1, epochs=2
-    )
+        step_s=0.002, batch_size=8, num_samples=160, sample_bytes=4096, workers=1, epochs=2,
+        dataloader_epochs=2,
+    )  # fmt: skip
     with discover_world() as world:
         results = Results(environment={}, site=describe_site(shared), local=describe_site(scratch))
         found = run_ways(world, shared, scratch, options, results, lambda _: None)

@@ -96,9 +96,16 @@ def test_figures_of_pictures_are_by_channel_in_0_to_1(
     assert std.startswith("std = [")
 
 
-def test_what_has_no_numbers_or_no_such_axis_is_refused(tmp_path: Path) -> None:
+def test_what_has_no_numbers_or_no_such_axis_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_grid(tmp_path / "a.h5")
     words = [str(tmp_path / "a.h5"), "--axis", "time"]
+    main(words)
+    hint = "This is p over all places along level (3), lat (8), lon (12); --per level gives each"
+    assert hint in capsys.readouterr().out
+    main([*words, "--per", "level"])
+    assert "over all" not in capsys.readouterr().out
     with pytest.raises(CommandError, match=r"--per x: .* axes level, lat, lon of .* \[3, 8, 12\]"):
         main([*words, "--per", "x"])
     with pytest.raises(CommandError, match="'p' is Text, expected a picture, an array or a number"):

@@ -24,6 +24,7 @@ from tonari.bench.errors import BenchError
 from tonari.bench.notify import notify_in_place
 from tonari.bench.storage.patterns.measure import dataset_files, measure_storage
 from tonari.bench.storage.patterns.options import PATTERNS, StorageOptions
+from tonari.bench.storage.patterns.threads import Deadline
 from tonari.bench.storage.patterns.together import TogetherError, agree
 from tonari.bench.storage.report.report import write_html, write_png
 from tonari.bench.storage.report.summary import summary
@@ -31,7 +32,7 @@ from tonari.bench.storage.results.csv import write_csv
 from tonari.bench.storage.results.dlio import write_summaries
 from tonari.bench.storage.results.document import to_document, write_document
 from tonari.bench.storage.results.results import Results
-from tonari.bench.storage.training.pipeline import PipelineOptions, run_ways
+from tonari.bench.storage.training.pipeline import PipelineOptions, cut_short, run_ways
 from tonari.cache.stage import along, parse_fields
 from tonari.errors import CommandError
 from tonari.meet import meet
@@ -94,7 +95,8 @@ class IO:
     repeats: int = 3
     """Of each."""
     time_limit: float = 300.0
-    """Seconds after which nothing new is begun."""
+    """Seconds after which nothing new is begun, but the second epoch of a way to train; where it
+    trains, the patterns have half of them."""
     dataset: tuple[str, ...] = ()
     """Your own shards or directories of files, read as the loader stages them; with --fields also
     what is trained on."""
@@ -129,7 +131,7 @@ class IO:
     """Of the benchmark's own dataset."""
     epochs: int = 4
     """Of every way but the DataLoader."""
-    dataloader_epochs: int = 2
+    dataloader_epochs: int = 4
     """Of the DataLoader, whose first is cold."""
     workers: int = 2
     """Processes of each rank's DataLoader."""
@@ -248,15 +250,21 @@ def measure(world: World, options: IO) -> Results:
     scratch = options.scratch or agree(
         world, lambda: cache_directory("auto"), doing="choosing the node's directory"
     )
-    notify = notify_in_place
+    notify, until = notify_in_place, Deadline(options.time_limit)
     directory, scratch = options.directory.absolute(), scratch.absolute()
     try:
-        results = measure_storage(world, directory, scratch, options.wanted(), notify)
-        training = options.training()
+        wanted, training = options.wanted(), options.training()
+        if training is not None:
+            wanted = dataclasses.replace(wanted, time_limit_s=options.time_limit / 2)
+        results = measure_storage(world, directory, scratch, wanted, notify)
         if training is None:
             return results
-        ways = run_ways(world, directory, scratch, training, results, notify)
-        return replace(results, end_to_end=ways)
+        ways = run_ways(world, directory, scratch, training, results, notify, until=until)
+        short = cut_short(ways, training)
+        return replace(
+            results, end_to_end=ways, problems=[*results.problems, *short],
+            complete=results.complete and not short,
+        )  # fmt: skip
     finally:
         notify("")
 

@@ -27,6 +27,8 @@ from tonari.stats.moments import Moments, measure, merge
 
 NAMES = ("mean", "std", "min", "max", "count", "nonfinite")
 """As they are printed, in that order."""
+MOST_CHANNELS = 64
+"""Along an axis of more places they are hardly quantities of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,8 @@ def main(argv: list[str]) -> int:
             if options.json:
                 print(json.dumps({"samples": num_rows, "fields": document}, indent=1))
             else:
-                print("\n".join(_words(document, fields, num_rows, source.num_samples)))
+                lines = [*_words(document, fields, num_rows, source.num_samples)]
+                print("\n".join([*lines, *(() if options.per else _hints(source, fields))]))
     return 0
 
 
@@ -147,14 +150,33 @@ def _channel_axis(source: Source, field: Field, per: str) -> int | None:
         )
     if not per or not isinstance(field, Array):
         return None
-    names = source.sample_dims(field.key) if isinstance(source, ArrayFilesSource) else ()
+    names = _names(source, field)
     number = names.index(per) if per in names else int(per) if per.lstrip("-").isdigit() else None
     if number is None or not -len(field.shape) <= number < len(field.shape):
         raise CommandError(
-            f"--per {per}: a sample of {field.key!r} has the axes {', '.join(names) or 'unnamed'} "
+            f"--per {per}: a sample of {field.key!r} has the axes {', '.join(names)} "
             f"of the lengths {list(field.shape)}; name one of them, or give its number from 0"
         )
     return number
+
+
+def _names(source: Source, field: Array) -> tuple[str, ...]:
+    """Name a sample's axes, by their numbers where they have no names."""
+    names = source.sample_dims(field.key) if isinstance(source, ArrayFilesSource) else ()
+    return tuple(name or str(at) for at, name in enumerate(names or ("",) * len(field.shape)))
+
+
+def _hints(source: Source, fields: Mapping[str, Field]) -> Iterator[str]:
+    """Point at axes whose places may be quantities that have nothing in common."""
+    for name, field in fields.items():
+        if isinstance(field, Array) and any(1 < n <= MOST_CHANNELS for n in field.shape):
+            axes = dict(zip(_names(source, field), field.shape, strict=True))
+            few = min(axes, key=lambda axis: (axes[axis] == 1, axes[axis]))
+            shown = ", ".join(f"{axis} ({length})" for axis, length in axes.items())
+            yield (
+                f"\nThis is {name} over all places along {shown}; "
+                f"--per {few} gives each place a line."
+            )
 
 
 def _channels(

@@ -43,6 +43,9 @@ class ArrayFiles:
             a sample is a whole file, or a tile of one.
         tiles: The length of a tile along each axis that is tiled, such as
             ``{"lat": 64, "lon": 64}``, or ``{-2: 64, -1: 64}`` by position.
+        strides: From the start of one tile to that of the next, along a tiled axis; defaults to its
+            tile's length. With less, tiles overlap, and what they share is kept in each of them:
+            pairs of times with the stride 1 take twice the bytes of the file.
         edge: What becomes of the end of a tiled axis where no whole tile fits: "refuse" the file,
             or "drop" it.
         dims: Names of a variable's dimensions, where the file gives none or wrong ones, such as
@@ -55,6 +58,7 @@ class ArrayFiles:
     _: KW_ONLY
     axis: str | int | None = 0
     tiles: Mapping[str | int, int] = field(default_factory=dict)
+    strides: Mapping[str | int, int] = field(default_factory=dict)
     edge: Literal["refuse", "drop"] = "refuse"
     dims: Mapping[str, Sequence[str]] = field(default_factory=dict)
     retry: Retry | None = None
@@ -72,6 +76,13 @@ class ArrayFiles:
                     "axis than the row axis; give axis=None to cut the files into tiles alone"
                 )
 
+        for key, stride in self.strides.items():
+            if key not in self.tiles or not 1 <= stride <= self.tiles[key]:
+                raise ValueError(
+                    f"ArrayFiles: strides has {stride} along {key!r}, must be in [1, the tile's "
+                    "length] along an axis that tiles names; correct it"
+                )
+
     @property
     def _names(self) -> list[str]:
         if isinstance(self.names, (str, os.PathLike)):
@@ -82,7 +93,8 @@ class ArrayFiles:
     def axes(self) -> tuple[Axis, ...]:
         """What divides a file into samples, the row axis first."""
         rows = () if self.axis is None else (Axis(self.axis, is_row=True),)
-        return (*rows, *(Axis(key, length) for key, length in self.tiles.items()))
+        tiles = self.tiles.items()
+        return (*rows, *(Axis(k, n, overlap=n - self.strides.get(k, n)) for k, n in tiles))
 
     def open(
         self, world: World | None = None, *, storage: Storage | None = None
@@ -119,11 +131,12 @@ class ArrayFiles:
                 # Another node's copy may have another time.
                 num_bytes, mtime_ns = map(int, file.version)
                 storage.expect(file.path, num_bytes, mtime_ns if i in own else None)
+        tiles = [*self.tiles.items(), *self.strides.items()]
         return ArrayFilesSource(
             shown_name(self._names),
             found,
             self.axes,
-            declared=[self.axis, [*self.tiles.items()], self.edge, [*self.dims.items()]],
+            declared=[self.axis, tiles, self.edge, [*self.dims.items()]],
             drop_edge=self.edge == "drop",
             storage=storage,
         )
@@ -166,7 +179,7 @@ def open_rows(names: Sequence[str], *, world: World, storage: Storage) -> ArrayF
                 "expected arrays that all have one row a sample, so that nothing is to be "
                 f"declared; say what a sample is: dataio.ArrayFiles({declared!r}, axis=0) for rows "
                 'of those arrays that fields name (or axis="time"), axis=None for whole files, or '
-                f"{file.path}/NAME for one array; tonari stats has --axis; see docs/grids.md"
+                f"{file.path}/NAME for one array; commands have --axis; see docs/grids.md"
             )
     return source
 

@@ -17,6 +17,8 @@ from dataio.source.formats.grids.variables import Box, Variable
 
 SMALL_CELL_BYTES = 4 << 20
 """Smaller cells are joined along the first axis."""
+CELL_OVERLAPS = 8
+"""Where samples overlap, a cell is at least as long as so many of them."""
 LARGE_CELL_BYTES = 64 << 20
 """A larger cell would take too much memory; its parts read the chunks that they share again."""
 
@@ -32,11 +34,17 @@ class Axis:
         key: Which dimension of each variable.
         length: Of one sample along it.
         is_row: Whether a sample is one index of it, and does not have the dimension any more.
+        overlap: What a sample shares with the next one.
     """
 
     key: Key
     length: int = 1
     is_row: bool = False
+    overlap: int = 0
+
+    @property
+    def step(self) -> int:
+        return self.length - self.overlap
 
     def of(self, variable: Variable) -> int | None:
         """Find its position in a variable; None if the variable does not have it."""
@@ -48,7 +56,7 @@ class Axis:
     def place(self, at: int) -> str:
         """Describe a place along it, for a message."""
         name = self.key if isinstance(self.key, str) else f"axis {self.key}"
-        start = at * self.length
+        start = at * self.step
         return f"{name} {start}" if self.is_row else f"{name} {start}:{start + self.length}"
 
 
@@ -137,21 +145,26 @@ def number_samples(
     for axis in axes:
         at = axis.of(main)
         assert at is not None
-        length, left = main.shape[at], main.shape[at] % axis.length
-        if left and (not drop_edge or length < axis.length):
+        length, chunk = main.shape[at], main.chunks[at]
+        count, left = divmod(length - axis.length + axis.step, axis.step)
+        if 0 < length < axis.length or (left and not drop_edge):
             cure = (
                 f'give edge="drop" to leave the last {left} out, or a length that divides {length}'
                 if length > axis.length
                 else "give smaller tiles"
             )
+            apart = f", {axis.step} apart" if axis.overlap else ""
             raise SourceError(
                 f"{path}: the axis {axis.key!r} is {length} long, expected a multiple of the tile "
-                f"length {axis.length}; {cure}"
+                f"length {axis.length}{apart}; {cure}"
             )
-        counts.append(length // axis.length)
-        cells.append(min(_shared(axis.length, main.chunks[at]), max(counts[-1], 1)))
+        if axis.overlap:  # what neighbouring cells both read is a small part of them
+            chunk *= -(-CELL_OVERLAPS * axis.length // chunk)
+        counts.append(max(count, 0))
+        cells.append(min(_shared(axis.step, chunk), max(counts[-1], 1)))
         lengths.append(length)
-    sample_bytes = main.num_bytes // max(prod(counts), 1)
+    overlaps = prod(axis.length for axis in axes) / prod(axis.step for axis in axes)
+    sample_bytes = int(main.num_bytes * overlaps) // max(prod(counts), 1)
     return Numbering(
         tuple(counts),
         _sized(cells, counts, sample_bytes),
@@ -195,7 +208,7 @@ def region(
     for axis, start, stop in zip(axes, low, high, strict=True):
         at = axis.of(variable)
         if at is not None:
-            box[at] = slice(start * axis.length, stop * axis.length)
+            box[at] = slice(start * axis.step, (stop - 1) * axis.step + axis.length)
     return tuple(box)
 
 
@@ -238,10 +251,8 @@ def take_samples(
     index: list[int | slice] = [slice(None)] * values.ndim
     for row in range(len(places)):
         for axis, at, where in having:
-            start = int(where[row])
-            index[at] = (
-                start if axis.is_row else slice(start * axis.length, (start + 1) * axis.length)
-            )
+            start = int(where[row]) * axis.step
+            index[at] = start if axis.is_row else slice(start, start + axis.length)
         samples[row] = values[tuple(index)]
     return samples
 

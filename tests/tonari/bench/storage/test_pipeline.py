@@ -15,16 +15,22 @@ from dataio import Bytes, Int
 from dataio.world import run_threads, thread_worlds
 from tonari.bench.errors import BenchError
 from tonari.bench.storage.patterns.files import PREFIX
+from tonari.bench.storage.patterns.threads import Deadline
 from tonari.bench.storage.results.results import Phase, Repeat, Results
 from tonari.bench.storage.site.counters import Moved
 from tonari.bench.storage.site.evidence import CacheVerdict
 from tonari.bench.storage.site.site import describe_site
 from tonari.bench.storage.training.own_set import own_directory
-from tonari.bench.storage.training.pipeline import MEMORY, PipelineOptions, run_ways
+from tonari.bench.storage.training.pipeline import (
+    MEMORY,
+    PipelineOptions,
+    cut_short,
+    run_ways,
+)  # fmt: skip
 
 QUICK = PipelineOptions(
     step_s=0.002, batch_size=8, num_samples=200, sample_bytes=4096, workers=0, epochs=3,
-    staging_readers=1,
+    staging_readers=1, dataloader_epochs=2,
 )  # fmt: skip
 
 
@@ -33,13 +39,17 @@ def measured(directory, scratch, *phases):
     return Results(environment={}, site=site, local=local, phases=phases)
 
 
-def run(layout, directory, scratch, options, *phases, on_epoch=lambda way, epochs: None):
+def run(
+    layout, directory, scratch, options, *phases, on_epoch=lambda way, epochs: None, until=None
+):
     for path in (directory, scratch):
         path.mkdir(exist_ok=True)
     results = measured(directory, scratch, *phases)
 
     def on_rank(world):
-        return run_ways(world, directory, scratch, options, results, lambda _: None, on_epoch)
+        return run_ways(
+            world, directory, scratch, options, results, lambda _: None, on_epoch, until
+        )
 
     return run_threads(thread_worlds(layout, timeout_s=60), on_rank)
 
@@ -117,6 +127,20 @@ def test_each_way_tells_when_it_may_begin_and_of_each_epoch(tmp_path):
     assert told == [
         *(("null", epochs) for epochs in range(4)), *(("dataloader", epochs) for epochs in range(3))
     ]  # fmt: skip
+
+
+def test_after_the_time_limit_no_way_is_begun_and_one_that_was_ends_its_second_epoch(tmp_path):
+    for last, ways in (("null", ["null"]), ("staged", ["null", "staged"])):
+        until = Deadline(1000)
+        [found] = run(
+            (1,), tmp_path / "shared", tmp_path / "scratch", QUICK, until=until,
+            on_epoch=lambda way, done, until=until, last=last: way == last and until.stop(),
+        )  # fmt: skip
+        assert [way.name for way in found.ways] == ways
+        assert len(found.ways[-1].epoch_s) == 2
+    [line] = cut_short(found, QUICK)
+    assert "dataloader 0 of 2, staged 2 of 3, exchange 0 of 3, hiding 0 of 3" in line
+    assert not cut_short(found, replace(QUICK, ways=("staged",), epochs=2))
 
 
 def test_a_step_can_come_from_a_script(tmp_path):

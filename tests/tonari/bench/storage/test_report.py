@@ -152,6 +152,38 @@ def test_a_phase_that_was_not_as_wanted_raises_the_alarm():
         assert f"{state}: planted" in strip(phase, NODES).why
 
 
+def test_dir_is_not_blamed_where_something_else_may_be_why():
+    results = make_results(noise=0, clients=(1, 4))
+    run = results.end_to_end
+    assert run is not None
+    assert findings(results)[0].startswith("Training takes 2.2 times as long with a DataLoader fr")
+
+    def first(results=results, **changed):
+        ways = [replace(way, **changed) if way.name == "dataloader" else way for way in run.ways]
+        found = findings(replace(results, end_to_end=replace(run, ways=ways)))
+        assert ("not shown" in found[0]) == ("as measured" in found[3])
+        return found[0]
+
+    cold, warm = CacheVerdict("cold", ""), CacheVerdict("warm", "")
+    assert "not shown" not in first(verdict_of_epoch=[cold, warm, cold])
+    assert first(verdict_of_epoch=[cold, warm, warm]).endswith(
+        "2.2 times as long with a DataLoader, but DIR is not shown to be why: its files were in "
+        "memory."
+    )
+    assert "its speed an epoch should take 9 s" in first(predicted_epoch_s=9.0)
+    same = replace(results, local=results.site)
+    assert "the same filesystem, and its files" in first(same, verdict_of_epoch=[cold, warm])
+    assert "prediction" not in findings(results)[2]
+    later = [replace(way, predicted_paid_after=99) for way in run.ways]
+    other = findings(replace(results, end_to_end=replace(run, ways=later)))[2]
+    assert other.endswith("paid after 3 epochs; by the prediction it has paid after 99 epochs.")
+    rates = [
+        replace(phase, repeats=results.phases[6].repeats) if phase.tier == "local" else phase
+        for phase in results.phases
+    ]
+    assert "it is as fast as" in first(replace(results, phases=rates))
+
+
 def test_without_training_the_verdict_is_how_dir_stands_beside_the_node():
     results = replace(make_results(noise=0, clients=(1, 4)), end_to_end=None)
     assert findings(results)[0].startswith(

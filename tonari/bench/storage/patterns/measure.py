@@ -81,7 +81,7 @@ def measure_storage(
     problems = [*old]
     if skipped or early:
         problems.append(
-            f"the time limit of {options.time_limit_s:g} s came first: {skipped} of "
+            f"the patterns' time limit of {options.time_limit_s:g} s came first: {skipped} of "
             f"{len(measured)} phases were not measured; give a larger --time-limit"
         )
     return Results(

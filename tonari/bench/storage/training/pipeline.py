@@ -19,6 +19,7 @@ from shuffle import Partial
 from tonari.bench.errors import BenchError
 from tonari.bench.notify import Notify
 from tonari.bench.storage.patterns.files import agree_name
+from tonari.bench.storage.patterns.threads import Deadline
 from tonari.bench.storage.results.results import EndToEnd, Results
 from tonari.bench.storage.training.baseline import sample_work_s
 from tonari.bench.storage.training.calibrate import calibrate
@@ -75,7 +76,7 @@ class PipelineOptions:
     exchange: float = 0.1
     hidden_fraction: float = 0.3
     epochs: int = 4
-    dataloader_epochs: int = 2
+    dataloader_epochs: int = 4
     workers: int = 2
     staging_readers: int = 2
     staging_bandwidth: float = 0.0
@@ -110,6 +111,7 @@ def run_ways(
     phases: Results,
     notify: Notify,
     on_epoch: OnEpoch = lambda way, epochs: None,
+    until: Deadline | None = None,
 ) -> EndToEnd:
     """Run every way and return what it cost, on every rank. Collective.
 
@@ -125,6 +127,7 @@ def run_ways(
         notify: Receives progress, on rank 0.
         on_epoch: Called on every rank with the number of epochs that a way has completed; with 0
             when it may begin.
+        until: After which no way is begun, and no epoch but the second of one that was.
 
     Raises:
         BenchError: If the samples cannot be written, are too few, or the script has no step.
@@ -150,13 +153,14 @@ def run_ways(
         job = TrainingRates(
             world=world, data=data, step_s=_step_s(options, world, notify), workers=options.workers,
             batch_size=options.batch_size, staging_readers=options.staging_readers,
-            seed=options.seed, on_epoch=on_epoch,
+            seed=options.seed, on_epoch=on_epoch, until=until or Deadline(math.inf),
         )  # fmt: skip
         notify("end to end: null storage")
         ran: dict[WayName, Ran] = {"null": _run_null(job, memory, options.epochs)}
         predicted = _predict(job, options, ran["null"], phases)
-        for way in WAYS[1:]:
-            if way in options.ways:
+        # Staged comes early: a DataLoader that takes all the time has something to be held against.
+        for way in ("staged", "dataloader", *WAYS[3:]):
+            if way in options.ways and not job.over():
                 notify(f"end to end: {way}")
                 ran[way] = _run_way(job, options, way, own)
         world.barrier(doing="end the benchmark's training")
@@ -168,8 +172,24 @@ def run_ways(
         sample_bytes=data.sample_bytes,
         exchange_fraction=options.exchange,
         hidden_fraction=options.hidden_fraction,
-        ways=[make_way(way, one, ran, predicted[way]) for way, one in ran.items()],
+        ways=[
+            make_way(way, one, ran, predicted[way])
+            for way, one in sorted(ran.items(), key=lambda it: WAYS.index(it[0]))
+        ],
     )
+
+
+def cut_short(run: EndToEnd, options: PipelineOptions) -> list[str]:
+    """Name the ways that had less time than they were to have: a line, or none. Pure."""
+    trained = {way.name: len(way.epoch_s) for way in run.ways}
+    short = []
+    for way in ("null", *(way for way in WAYS[1:] if way in options.ways)):
+        wanted = options.dataloader_epochs if way == "dataloader" else options.epochs
+        if trained.get(way, 0) < wanted:
+            short.append(f"{way} {trained.get(way, 0)} of {wanted}")
+    if not short:
+        return []
+    return [f"the time limit came first: epochs trained {', '.join(short)}; raise --time-limit"]
 
 
 def _check_enough(data: OwnShards, batch_size: int, world: World) -> None:

@@ -4,12 +4,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from msgspec.structs import replace
 
 from dataio import Loader, Reports, Staging, World
 from dataio.plan.policies import Importance, Shuffle
+from tonari.bench.storage.patterns.threads import Deadline
 from tonari.bench.storage.site.counters import Counters
 from tonari.bench.storage.site.evidence import Watch, evict
 from tonari.bench.storage.site.gathered import gather_moved, gather_verdict
@@ -51,6 +53,7 @@ class TrainingRates:
         staging_readers: Shards that each rank reads at once while staging.
         on_epoch: Called on every rank with the number of epochs that a way has completed; with 0
             when it may begin.
+        until: When nothing new is begun: a way that was has two epochs in any case.
     """
 
     world: World
@@ -61,6 +64,21 @@ class TrainingRates:
     staging_readers: int
     seed: int
     on_epoch: OnEpoch
+    until: Deadline
+
+    def over(self, share: Deadline | None = None) -> bool:
+        """Whether the time, or a share of it, has passed for any rank. Collective."""
+        passed = np.array([self.until.passed or (share is not None and share.passed)])
+        return bool(self.world.allreduce(passed, op="max", doing="looking at the time")[0])
+
+    def _epochs(self, name: WayName, most: int) -> Iterator[int]:
+        """Count a way's epochs from 0: two, and more in its part of the time. Collective."""
+        ways = get_args(WayName)
+        share = Deadline((self.until.end - time.monotonic()) / (len(ways) - ways.index(name)))
+        for done in range(most):
+            if done >= 2 and self.over(share):
+                return
+            yield done
 
     def run_loader(
         self,
@@ -88,14 +106,15 @@ class TrainingRates:
             epoch_s, samples = [], []
             numbers = loader.epochs(epochs)
             self.on_epoch(name, 0)
-            for done in range(1, epochs + 1):
+            for done in self._epochs(name, epochs):
                 with TimedSteps(world, f"train ({name})") as epoch:
                     next(numbers)  # Ends the epoch before; its time counts for this one.
                     trained = self._train(_rows(loader))
-                self.on_epoch(name, done)
+                self.on_epoch(name, done + 1)
                 epoch_s.append(epoch.seconds)
                 samples.append(self._sum(trained))
-            next(numbers, None)
+            if len(epoch_s) == epochs:
+                next(numbers, None)
             ended = loader.stats()
         world.barrier(doing="leave the cache")
         tiers = {"shared": "source_bytes", "network": "peer_bytes", "local": "disk_bytes"}
@@ -118,7 +137,7 @@ class TrainingRates:
         before, read_before = Counters.read(site), batches.read_bytes()
         self.on_epoch("dataloader", 0)
         try:
-            for epoch in range(epochs):
+            for epoch in self._epochs("dataloader", epochs):
                 asked = samples.asked_bytes(batches.set_epoch(epoch), self.data.sample_bytes)
                 read = batches.read_bytes()
                 with Watch(self.data.files, site, cold=epoch == 0) as watch:

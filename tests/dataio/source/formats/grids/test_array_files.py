@@ -211,6 +211,10 @@ def test_a_sample_may_be_a_whole_file_or_a_window_in_time(tmp_path: Path, kind: 
         {"x": Array("t2m", (5, *VALUES.shape[1:]), "float32")},
     )
     assert windows == [(i, [VALUES[5 * i : 5 * i + 5].tobytes()]) for i in range(TIMES // 5)]
+    overlapping = written.declared(tmp_path, axis=None, tiles={"time": 2}, strides={"time": 1})
+    pairs = read_all(overlapping.open(), {"x": Array("t2m", (2, *VALUES.shape[1:]), "float32")})
+    assert pairs == [(i, [VALUES[i : i + 2].tobytes()]) for i in range(TIMES - 1)]
+    assert overlapping.open().place_of(7).endswith("[time 7:9]")
     by_place = read_all(
         ArrayFiles(tmp_path / written.name, axis=None, tiles={-1: 12}).open(),
         {"x": Array("t2m", (*VALUES.shape[:2], 12), "float32")},

@@ -105,15 +105,17 @@ def test_a_narrow_region_of_a_large_array_does_not_cost_all_of_it() -> None:
 @given(data=st.data())
 def test_a_sample_is_the_part_of_the_array_at_its_place(data: st.DataObject) -> None:
     tile = data.draw(st.integers(1, 3))
+    overlap = data.draw(st.integers(0, tile - 1))
     values = np.arange(6 * 6 * tile * 2).reshape(6, 6 * tile, 2)
     variable = Variable(("a", "b", ""), values.shape, "<i8", values.shape)
-    axes = (Axis("a", is_row=True), Axis("b", tile))
+    axes = (Axis("a", is_row=True), Axis("b", tile, overlap=overlap))
     places = np.array(data.draw(st.lists(st.tuples(*[st.integers(0, 5)] * 2), min_size=1)))
     low, high = places.min(axis=0), places.max(axis=0) + 1
     part = values[region(variable, axes, low.tolist(), high.tolist())]
     found = take_samples(part, variable, axes, places - low)
     for sample, (row, column) in zip(found, places.tolist(), strict=True):
-        np.testing.assert_array_equal(sample, values[row, column * tile : (column + 1) * tile])
+        start = column * (tile - overlap)
+        np.testing.assert_array_equal(sample, values[row, start : start + tile])
 
 
 @given(shape=st.lists(st.integers(1, 3000), min_size=1, max_size=3))

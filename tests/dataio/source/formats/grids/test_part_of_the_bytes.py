@@ -95,6 +95,16 @@ def test_each_of_two_nodes_reads_its_half(tmp_path: Path, case: str) -> None:
     assert sum(share) < 2 * most, share
 
 
+def test_overlapping_windows_read_what_they_share_about_once(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((33, 512, 1024), np.float32))  # 2 MiB a time
+    declared = ArrayFiles(tmp_path / "a.npy", axis=None, tiles={0: 2}, strides={0: 1})
+    source = declared.open()
+    before = source.bytes_read
+    fields = {"x": Array("arr_0", (2, 512, 1024), "float32")}
+    assert sum(len(b) for b in source.read(np.arange(source.num_samples), fields)) == 32
+    assert source.bytes_read - before < 1.2 * (33 * 2 << 20)
+
+
 def test_far_samples_cost_their_own_chunks(tmp_path: Path) -> None:
     hdf5(tmp_path / "a.h5", (1, 256, 256))
     source = ArrayFiles(tmp_path / "a.h5").open()
@@ -130,7 +140,7 @@ def test_one_read_opens_each_chunk_once(tmp_path: Path) -> None:
     assert source.bytes_read - before < 2 * rows.fixed[0].nbytes
 
 
-SAID = re.compile(r"(?:windows, about |to |read )([\d.]+) ([kKMG])B(?: at| once| from)")
+SAID = re.compile(r"(?:windows, about |to |read )([\d.]+) ([kKMG])B(?:,| at| once| from)")
 UNITS = {"k": 1e3, "K": 1e3, "M": 1e6}
 
 
@@ -157,10 +167,45 @@ def test_a_quota_says_what_an_epoch_reads(
     said = [[float(a) * UNITS[b] for a, b in SAID.findall(message)] for message in messages]
     (end,) = said.pop()
     assert "so that none are exchanged: the end of an epoch read" in messages[-1]
-    now, later = said[0] if said else (0.0, 0.0)
+    now, later = (2 * said[0])[:2] if said else (0.0, 0.0)
     assert bool(said) == (quota != "7 MB"), "where all rows stay, only an epoch's end reads"
     assert now + end == pytest.approx(first, rel=0.1)
     assert last <= (1.1 * (later + end) if said else 1.3 * end)
+
+
+def test_a_quota_says_which_one_holds_all_rows_and_that_none_are_exchanged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((100, 128, 128), np.float32))
+
+    def messages(quota: str) -> tuple[list[str], float]:
+        caplog.clear()
+
+        def work(world: World) -> float:
+            source = ArrayFiles(tmp_path / "a.npy")
+            fields = {"x": Array("arr_0", (128, 128), "float32")}
+            cache = NodeCache(tmp_path / quota.replace(" ", ""), quota=quota)
+            with make(world, cache, source=source, fields=fields, exchange=0.2) as loader:
+                for _ in loader.epochs(2):
+                    for _ in loader:
+                        pass
+                return float(loader.stats()["exchanged_rows"])
+
+        exchanged, _ = run_threads(thread_worlds([1, 1]), work)
+        return [record.getMessage() for record in caplog.records], exchanged
+
+    [none, *_], exchanged = messages("1 MB")
+    assert "0 of 100 rows (0 %) stay in the caches of all nodes" in none
+    assert "for rows on their way, and none are exchanged" in none
+    assert not exchanged
+    [some, *_], _ = messages("3 MB")
+    assert "none are exchanged" not in some
+    for message in (none, some):
+        found = re.search(r"and one of ([\d.]+ MB) a node holds all rows$", message)
+        assert found
+        said, exchanged = messages(found[1])
+        assert not said
+        assert exchanged
 
 
 def test_a_quota_that_is_too_small_for_chunks_is_not_of_shards(tmp_path: Path) -> None:

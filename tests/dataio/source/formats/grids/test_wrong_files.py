@@ -52,6 +52,8 @@ def h5(path: Path, **variables: Any) -> Path:
         ({"names": []}, "names is empty, expected files such as"),
         ({"tiles": {"lat": 0}}, r"tiles has 0 along 'lat', must be >= 1"),
         ({"axis": "t", "tiles": {"t": 2}}, r"along another axis than the row axis; give axis=None"),
+        ({"strides": {"t": 1}}, "strides has 1 along 't', must be in .* axis that tiles names"),
+        ({"tiles": {"t": 2}, "strides": {"t": 3}}, "strides has 3 along 't', must be in"),
         ({"edge": "wrap"}, r"edge is 'wrap', expected \"refuse\" or \"drop\""),
     ],
 )
