@@ -42,11 +42,7 @@ class Pool:
     """
 
     def __init__(
-        self,
-        rows: NodeRows,
-        are_excluded: AreExcluded = no_rows,
-        *,
-        earlier: "Pool | None" = None,
+        self, rows: NodeRows, are_excluded: AreExcluded = no_rows, *, earlier: "Pool | None" = None
     ) -> None:
         source, fields, share, world = rows.source, rows.fields, rows.share, rows.world
         arguments, columns = rows.arguments, rows.arguments.columns

@@ -55,7 +55,9 @@ class CallDeadline:
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
 
-    def call(self, work: Callable[[], T], *, timeout_s: float, late: Callable[[], None] = int) -> T:
+    def call(
+        self, work: Callable[[], T], *, timeout_s: float, late: Callable[[], object] = int
+    ) -> T:
         """Return what ``work`` returns, or raise what it raises. Blocks for ``timeout_s`` at most.
 
         It calls ``late`` after `LATE_S`, if that is sooner.
