@@ -3,7 +3,8 @@
 import pytest
 
 import shuffle
-from dataio import CorruptRowError, SourceError
+from dataio import CacheError, CorruptRowError, SourceError
+from dataio.store.tools.export import export_cache
 from dataio.world import run_threads, thread_worlds
 from tests.dataio.exclude_run import EPOCHS, make, trained, watch
 from tests.dataio.source.formats.record_cases import MDS_FIELDS, copied
@@ -34,5 +35,8 @@ def test_a_damaged_shard_that_is_excluded_is_no_error(tmp_path, damage):
     for _ in range(2):  # anew, and from what the caches hold
         everyone = run([str(path)])
         assert all(trained(everyone, epoch) == list(range(6, 12)) for epoch in range(EPOCHS))
+    (node,) = (tmp_path / "cache").glob("*/node0")
+    with pytest.raises(CacheError, match=r"does not match its checksum; run `tonari cache"):
+        list(export_cache(node, tmp_path, file_format="arrow"))
     with pytest.raises((CorruptRowError, SourceError), match=r"shard\.00000\.mds.* copy"):
         run(None)
