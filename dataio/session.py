@@ -5,13 +5,9 @@ data that grows ends one session and begins the next.
 """
 
 import contextlib
-from collections.abc import Callable
-
-import numpy as np
-from numpy.typing import NDArray
 
 from dataio.batch.gather import Gather
-from dataio.store.checked_source import no_rows
+from dataio.store.checked_source import AreExcluded, no_rows
 from dataio.store.open import NodeRows
 from dataio.store.pool import Pool
 
@@ -22,7 +18,8 @@ class Session:
     Args:
         rows: Which.
         pinned: Make batches in memory that a GPU copies from without waiting.
-        are_excluded: int64[n] samples -> bool[n]: whether no epoch shows them.
+        are_excluded: int64[n] samples -> bool[n]: whether no epoch shows them, so that nobody minds
+            what is wrong with them.
         replica: Whose batches are made; None: this rank's.
         earlier: The session of the same source while it had fewer samples, closed before.
 
@@ -41,7 +38,7 @@ class Session:
         rows: NodeRows,
         *,
         pinned: bool = False,
-        are_excluded: Callable[[NDArray[np.int64]], NDArray[np.bool_]] = no_rows,
+        are_excluded: AreExcluded = no_rows,
         replica: int | None = None,
         earlier: "Session | None" = None,
     ) -> None:
@@ -51,15 +48,11 @@ class Session:
         self.world = rows.world
         # Whoever catches an error may try again in this process: the cache must not stay locked.
         with contextlib.ExitStack() as undo:
-            self.pool: Pool = Pool(rows, earlier=earlier.pool if earlier is not None else None)
-            undo.callback(self.pool.close)
-            self.gather = Gather(
-                self.pool,
-                rows.arguments,
-                pinned=pinned,
-                are_excluded=are_excluded,
-                replica=replica,
+            self.pool: Pool = Pool(
+                rows, are_excluded, earlier=earlier.pool if earlier is not None else None
             )
+            undo.callback(self.pool.close)
+            self.gather = Gather(self.pool, rows.arguments, pinned=pinned, replica=replica)
             undo.pop_all()
 
     def close(self) -> None:

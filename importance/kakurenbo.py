@@ -14,6 +14,9 @@ from dataio.plan.policies import Selection
 from importance.schedule import run_fraction
 from importance.threshold import key_bits, loss_keys, lowest
 
+NOTED_EPOCH = 3
+"""In which the log says why nothing is hidden: before, no model is sure."""
+
 
 @checked
 @dataclass(frozen=True)
@@ -93,12 +96,17 @@ class Kakurenbo:
         sure = known["correct"] & (known["confidence"] >= self.tau) & (known["epoch"] >= 0)
         hidden = candidates[sure]
         figures = {"hidden_cap": cap, "moved_back": float(len(candidates) - len(hidden))}
+        nothing = (
+            f"nothing is hidden: none of this node's {len(candidates)} rows of lowest loss is "
+            f"right with a confidence >= {self.tau}; wait, or lower tau"
+        )
         return Selection(
             # Keys are distinct: any sort gives the same order
             hidden=hidden[np.argsort(keys[hidden])],
             lr_factor=self._lr_factor(epoch, cap, len(hidden), rows),
             top_up=True,
             figures=figures,
+            note=nothing if epoch == NOTED_EPOCH and len(candidates) > len(hidden) == 0 else "",
         )
 
     def due(self, hidden: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:

@@ -4,6 +4,7 @@ Rows are policies, shuffles, datasets and features by name; a test takes cases i
 them meet. `tests/resumes.py` runs them.
 """
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -202,6 +203,34 @@ def test_on_other_ranks_a_step_of_as_many_rows_has_the_same_rows(
     stops = [int(after - before) for before, after in pairwise([0, *places])]
     parts = run.start_all([job(number, stop) for number, stop in enumerate([*stops, None])])
     assert [step for part in parts for step in part.steps()] == whole.steps(), f"at {places}"
+
+
+@pytest.mark.parametrize(
+    ("shuffled", "nodes", "gone_on", "anew"),
+    [
+        ("all on every node", (1, 1, 1, 1), "1111", "1111"), ("local", (2, 2), "1111", "1111"),
+        ("local", (1, 1, 1, 1), "0000", "0000"), ("partial", (2, 2), "0000", "1000"),
+        ("partial", (1, 1, 1, 1), "0000", "0000"), ("dealt anew", (2, 2), "0111", "1111"),
+        ("dealt anew", (1, 1, 1, 1), "0000", "0000"), ("dealt anew", (4,), "0000", "0000"),
+    ],
+)  # fmt: skip
+def test_on_several_nodes_shuffle_and_nodes_say_in_which_epochs_steps_have_the_same_rows(
+    tmp_path, shuffled, nodes, gone_on, anew
+):
+    """Of a run that goes on in epoch 0 from two nodes of a rank, and of one that begins anew."""
+    run, fresh = (make(tmp_path / name, "none", shuffled, "memory", "plain") for name in "ab")
+    first, then = (
+        RunJob(layout, stop, str(layout), options={"batch_size": 12 // sum(layout)})
+        for layout, stop in (((1, 1), 3), (nodes, None))
+    )
+    whole = fresh.start(replace(first, stop=None)).steps()
+    for steps, same in (
+        (run.start_all([first, then])[1].steps(), gone_on),
+        (fresh.start(then).steps(), anew),
+    ):
+        pairs = zip(reversed(steps), reversed(whole), strict=False)
+        found = {(now[0], now == other) for now, other in pairs if len(now[2]) == 12}
+        assert found == {(epoch, is_same == "1") for epoch, is_same in enumerate(same)}
 
 
 def is_untold(policy: str, feature: str, **others: str) -> bool:

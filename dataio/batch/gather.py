@@ -31,7 +31,6 @@ from dataio.rows import on_device
 from dataio.rows.image import Image
 from dataio.rows.samples import Batch, NothingDecodesError, Sample, Value
 from dataio.source.base import place_of
-from dataio.store.checked_source import no_rows
 from dataio.store.files.fetch import Fetcher
 from dataio.store.files.reader import RowReader, locate
 from dataio.store.pool import Pool
@@ -68,8 +67,6 @@ class Gather:
         pool: The rows, and how each is stored.
         arguments: Those of the loader: its transforms, workers, and what to do about errors.
         pinned: Make batches in memory that a GPU copies from without waiting.
-        are_excluded: int64[n] samples -> bool[n]: whether no epoch shows them, so that nobody minds
-            what is wrong with their pictures.
 
     Attributes:
         shaper: Puts batches together.
@@ -81,7 +78,6 @@ class Gather:
         arguments: Arguments,
         *,
         pinned: bool = False,
-        are_excluded: Callable[[NDArray[np.int64]], NDArray[np.bool_]] = no_rows,
         replica: int | None = None,
     ) -> None:
         replica = pool.world.replica if replica is None else replica
@@ -89,7 +85,7 @@ class Gather:
         transform, collate, seed = arguments.transform, arguments.collate, arguments.seed
         trusts_pictures = arguments.staging.check == "none"
         self._cache, self._num_slots = cache, pool.num_slots
-        self._begin = partial(pool.checked_source.raise_refused, are_excluded)
+        self._begin = pool.checked_source.raise_refused
         self._place_of = partial(place_of, pool.source)
         self._fields = fields
         self._batch_transform = arguments.batch_transform

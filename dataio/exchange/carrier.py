@@ -250,7 +250,7 @@ class Carrier:
 
     def _check(self, rows: Rows, parcel: Parcel) -> None:
         """Put right, in place, the rows that were damaged where they lay or on their way."""
-        corrupt = corrupt_rows(rows)
+        corrupt = corrupt_rows(rows, lost_too=False)
         if not len(corrupt):
             return
         cause: DataioError | None = None
@@ -265,7 +265,7 @@ class Carrier:
                     replace_rows(rows, others, corrupt)
             except DataioError as error:
                 cause = error
-            corrupt = corrupt_rows(rows)
+            corrupt = corrupt_rows(rows, lost_too=False)
         if len(corrupt):
             raise ExchangeError(
                 f"[rank {self._world.rank}] {len(corrupt)} rows from rank {parcel.peer} do not "

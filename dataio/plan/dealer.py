@@ -204,7 +204,7 @@ class Dealer:
         if rates:  # among the figures they are saved, and a run that goes on begins with them
             selection = replace(selection, figures={**rates, **selection.figures})
         if selection.note and not self._world.rank:
-            log.info("[rank 0] epoch %d: importance: %s", epoch, selection.note)
+            log.warning("[rank 0] epoch %d: importance: %s", epoch, selection.note)
         if selection.counts is not None and self._importance.columns:
             raise ValueError(
                 f"importance: {self._importance} lets rows come several times and has the score "

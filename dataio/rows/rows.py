@@ -5,7 +5,7 @@ Bytes are kept as the source had them; nothing here decodes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -258,10 +258,22 @@ def make_rows(
     return Rows(schema, sample_id, sums, tuple(fixed), lengths, tuple(variable))
 
 
-def corrupt_rows(rows: Rows) -> NDArray[np.int64]:
+def lost_rows(schema: RowSchema, sample_id: NDArray[np.int64]) -> Rows:
+    """Make rows that stand for samples that cannot be read: their checksums are the complement.
+
+    Thus they are corrupt wherever their bytes are asked for, and yet travel with an exchange.
+    """
+    rows = empty_rows(schema, np.zeros((len(sample_id), len(schema.variable)), np.int64))
+    for column in rows.fixed:
+        column[:] = 0
+    sums = checksums(sample_id, rows.fixed, rows.lengths, rows.variable)
+    return replace(rows, sample_id=sample_id, checksum=~sums)
+
+
+def corrupt_rows(rows: Rows, *, lost_too: bool = True) -> NDArray[np.int64]:
     """Find the rows whose bytes do not match their checksum: int64[num_corrupt] row numbers."""
     found = checksums(rows.sample_id, rows.fixed, rows.lengths, rows.variable)
-    return np.flatnonzero(found != rows.checksum)
+    return np.flatnonzero((found != rows.checksum) & (lost_too | (~found != rows.checksum)))
 
 
 class IdStore:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.errors import FieldError
-from dataio.rows.fields import Field, Text
+from dataio.base.errors import FieldError, SourceError
+from dataio.rows.fields import Field, Text, row_schema
 from dataio.rows.image import Image, Mask
 from dataio.rows.refused import Lenient, is_replaced, with_refused
-from dataio.rows.rows import Rows, row_offsets
+from dataio.rows.rows import Rows, lost_rows, row_offsets
 from dataio.rows.whole import Check, find_suspects
 from dataio.source.base import Source, place_of
 from dataio.source.wrap.transformed import TransformedSource
@@ -22,6 +22,9 @@ MOST_NOTED = 100_000
 
 log = logging.getLogger(__name__)
 
+AreExcluded = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
+"""int64[n] samples -> bool[n]: whether no epoch shows them."""
+
 
 def no_rows(sample_id: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Exclude nothing: bool[n]."""
@@ -31,19 +34,24 @@ def no_rows(sample_id: NDArray[np.int64]) -> NDArray[np.bool_]:
 class CheckedSource:
     """A `Source` that marks the pictures of which a part is missing, see `with_refused`.
 
-    Reader threads note what they find; whoever delivers rows raises it.
+    Excluded samples that the source does not give are lost, see `lost_rows`, and no error. Reader
+    threads note what they find; whoever delivers rows raises it.
 
     Args:
         source: What is read.
         check: See `Staging`.
         skips: Whether a sample that fails is no error, but keeps a row that is padding.
+        are_excluded: Says which samples no epoch shows.
 
     Attributes:
         refused: Samples whose pictures failed, and what is wrong with each.
     """
 
-    def __init__(self, source: Source, *, check: Check, skips: bool) -> None:
+    def __init__(
+        self, source: Source, *, check: Check, skips: bool, are_excluded: AreExcluded
+    ) -> None:
         self._source, self._check, self._skips = source, check, skips
+        self._are_excluded = are_excluded
         self.refused: list[tuple[int, str]] = []
         self.name, self.made_as = source.name, source.made_as
         self.num_samples, self.total_bytes = source.num_samples, source.total_bytes
@@ -63,7 +71,23 @@ class CheckedSource:
         else:
             blocks = self._source.read(sample_ids, asked)
         pictures = {name: kind for name, kind in fields.items() if isinstance(kind, Image | Mask)}
-        return map(lambda rows: self._checked(rows, pictures), blocks)
+        done = 0
+        try:
+            for rows in blocks:
+                yield self._checked(rows, pictures)
+                done += len(rows)
+            return
+        except (FieldError, SourceError) as error:
+            left = sample_ids[done:]
+            lost = self._are_excluded(left)
+            if not lost.any():
+                raise
+            log.warning("%s; %d excluded samples are passed over", error, lost.sum())
+        for part in np.split(left, np.flatnonzero(np.diff(lost)) + 1):
+            if self._are_excluded(part[:1])[0]:
+                yield lost_rows(row_schema(fields), part)
+            else:
+                yield from self.read(part, fields)
 
     def _checked(self, rows: Rows, pictures: Mapping[str, Image | Mask]) -> Rows:
         refused: dict[int, set[int]] = {}
@@ -99,13 +123,8 @@ class CheckedSource:
         sample_id, text = self.refused[number]
         return f"{place_of(self._source, sample_id)}{self._key_of(sample_id)}: {text}"
 
-    def raise_refused(
-        self, are_excluded: Callable[[NDArray[np.int64]], NDArray[np.bool_]] = no_rows
-    ) -> None:
+    def raise_refused(self) -> None:
         """Raise what was found, if that is an error.
-
-        Args:
-            are_excluded: int64[n] samples -> bool[n]: whether no epoch shows them.
 
         Raises:
             FieldError: It names the first samples, and says how many there are.
@@ -113,7 +132,7 @@ class CheckedSource:
         if self._skips or not self.refused:
             return
         ids = np.array([sample_id for sample_id, _ in self.refused])
-        shown = np.flatnonzero(~are_excluded(ids)).tolist()
+        shown = np.flatnonzero(~self._are_excluded(ids)).tolist()
         if not shown:
             return
         first, *others = map(self._named, shown[:MOST_NAMED])

@@ -10,7 +10,7 @@ from dataio.plan.history import Scores, needs_outcome, score_dtype
 from dataio.plan.placement import Placement
 from dataio.rows.rows import Rows
 from dataio.state.scores import no_scores, open_scores
-from dataio.store.checked_source import CheckedSource
+from dataio.store.checked_source import AreExcluded, CheckedSource, no_rows
 from dataio.store.filling import Filling
 from dataio.store.open import NodeRows, open_cache, scores_directory
 from dataio.store.quota_agreement import QuotaAgreement
@@ -27,6 +27,7 @@ class Pool:
 
     Args:
         rows: Which.
+        are_excluded: See `Session`.
         earlier: A pool of fewer samples, closed before, whose figures and messages' tags go on.
 
     Attributes:
@@ -40,13 +41,16 @@ class Pool:
         needs_outcome: Whether some of them follow from what a report says beside the loss.
     """
 
-    def __init__(self, rows: NodeRows, *, earlier: "Pool | None" = None) -> None:
+    def __init__(
+        self, rows: NodeRows, are_excluded: AreExcluded = no_rows, *, earlier: "Pool | None" = None
+    ) -> None:
         source, fields, share, world = rows.source, rows.fields, rows.share, rows.world
         arguments, columns = rows.arguments, rows.arguments.columns
         self.source = source
         self.checked_source = CheckedSource(
-            source, check=arguments.staging.check, skips=arguments.on_error == "skip"
-        )
+            source, check=arguments.staging.check, skips=arguments.on_error == "skip",
+            are_excluded=are_excluded,
+        )  # fmt: skip
         self.fields = fields
         self.world = world
         self.num_slots = share.num_slots

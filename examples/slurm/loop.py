@@ -41,7 +41,7 @@ def make_network(classes: int) -> nn.Module:
 
 def fields_of(given: argparse.Namespace) -> dict[str, dataio.Field]:
     picture = dataio.Image(given.image, crop=dataio.RandomResizedCrop(given.size), flip=0.5)
-    return {"image": picture, "label": dataio.Int("cls")}
+    return {"image": picture, "label": dataio.Int(given.label)}
 
 
 def train(loader: dataio.Loader, given: argparse.Namespace) -> None:
@@ -109,6 +109,7 @@ def main() -> None:
     parser.add_argument("data", help="pattern, such as 'shards/train-{000000..000003}.tar'")
     parser.add_argument("--saved", type=Path, default=Path("runs/loop"), help="seen by all nodes")
     parser.add_argument("--image", default="jpg", help="extension or column of the pictures")
+    parser.add_argument("--label", default="cls", help="extension or column of the classes")
     for name, default in (
         ("--epochs", 10),
         ("--batch-size", 32),

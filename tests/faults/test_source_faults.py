@@ -214,6 +214,23 @@ def test_a_stall_that_passes_costs_one_deadline(hang: Read) -> None:
     assert storage.num_retries == 1
 
 
+def test_a_request_without_an_answer_is_logged_once_before_it_is_given_up(monkeypatch) -> None:
+    for module in ("deadline", "retry"):
+        monkeypatch.setattr(f"dataio.source.storage.{module}.LATE_S", 0.01)
+    is_said, said = threading.Event(), list[str]()
+
+    def warning(words: str, *arguments: object) -> None:
+        said.append(words % arguments)
+        is_said.set()
+
+    monkeypatch.setattr("dataio.source.storage.retry._log.warning", warning)
+    retry = FakeTime().retry()
+    for _ in range(2):
+        assert retry.call(lambda _: is_said.wait(60), doing="s3://b/a: opening it", watched=True)
+    expected = "s3://b/a: opening it: no answer in 0.01 s; a request is given up after 60 s, and"
+    assert [words[: len(expected)] for words in said] == [expected]
+
+
 def test_a_kernel_that_does_not_return_is_given_up_and_the_process_ends(tmp_path: Path) -> None:
     # Opening a pipe that nobody writes hangs in the kernel, as a file of a server that is away.
     os.mkfifo(tmp_path / "a.tar")

@@ -39,6 +39,14 @@ def select(policy: Kakurenbo, scores: Scores, epoch: int) -> Selection:
     return policy.select(one_pool(scores), epoch=epoch, num_epochs=NUM_EPOCHS)
 
 
+def test_in_one_epoch_it_is_noted_why_nothing_is_hidden() -> None:
+    pool = easy_pool(10)
+    assert not select(Kakurenbo(0.3), pool, 3).note
+    pool["confidence"] = 0.5
+    notes = [select(Kakurenbo(0.3), pool, epoch).note for epoch in range(1, 6)]
+    assert ["none of this node's 3 rows" in note for note in notes] == [0, 0, 1, 0, 0]
+
+
 def easy_pool(num_slots: int) -> Scores:
     """Rows that may all be hidden, the last slot with the lowest loss."""
     return reported(np.arange(num_slots, 0, -1.0))

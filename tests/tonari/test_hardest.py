@@ -300,8 +300,9 @@ def test_the_newest_checkpoint_of_a_run_is_found(small: Small, tmp_path: Path) -
         checkpoint.mkdir(parents=True)
         scores = make_scores(FEW, loss=np.arange(10) == worst)
         write_saved(checkpoint / "loader", [([*range(10)], scores)], 10)
-    older = run / "checkpoints" / "step-00000010"
-    for place, worst in ((run, 7), (run / "checkpoints", 7), (older, 3), (older / "loader", 3)):
+        write_saved(run / "loop" / f"{step:03}" / "loader", [([*range(10)], scores)], 10)
+    older, loop = run / "checkpoints" / "step-00000010", run / "loop"
+    for place, worst in ((run, 7), (older.parent, 7), (loop, 7), (older, 3), (older / "loader", 3)):
         assert Small(small.source, place, small.out).run("--top", "1") == 0
         assert ids(small.out) == [worst]
 

@@ -100,6 +100,7 @@ def test_the_config_and_the_loop_train_on_the_data_given(tmp_path, monkeypatch, 
     assert cli.main(["init", "new", *given]) == 0
     assert "found 2 classes in 'y', and pictures in 'png' that" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path / "new")  # as the command says
+    assert "beside this file" not in Path("train.toml").read_text(), "there is no such script"
     data = load_config(Path("train.toml")).data
     assert (data.train, data.image, data.label) == (f"{tmp_path}/data/*.tar", "png", "y")
 

@@ -100,6 +100,15 @@ def test_every_time_a_sample_was_trained_is_listed_and_every_epoch_that_hid_it(t
     assert "hidden" in run.of(sample_id=range(100))["what"].to_pylist()
 
 
+def test_the_samples_that_an_epoch_hid_are_listed(trained, capsys) -> None:
+    run = rows.open(trained[0])
+    hidden = set(range(run.num_samples)) - set(run.at(epoch=1)["sample_id"].to_pylist())
+    asked = ("--epoch", 1, "--what", "hidden", "--json")
+    listed = json.loads(printed(capsys, trained[0], *asked))["rows"]
+    assert {row["sample_id"] for row in listed} == hidden
+    assert {(row["epoch"], row["what"]) for row in listed} == {(1, "hidden")}
+
+
 def test_a_checkpoint_has_what_was_trained_up_to_it(trained) -> None:
     checkpoints = sorted((trained[0] / "checkpoints").glob("step-*"))
     run = rows.open(checkpoints[0])

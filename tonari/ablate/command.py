@@ -4,6 +4,7 @@ import argparse
 import difflib
 import fnmatch
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +45,12 @@ def main(argv: list[str]) -> int:
     # It is kept with each cell, and in the report.
     command = given.command or shown(shlex.join(["tonari", "ablate", *argv]))
     cells = _asked(study, given.only)
+    data = [cell.arm.config(cell.seed).data for cell in cells]
+    if any(each.test and each.test == each.train for each in data):
+        print(
+            "data.test is data.train: arms are judged by what they trained on; give others",
+            file=sys.stderr,
+        )
     if given.list:
         print(_list_text(cells))
         return 0

@@ -10,7 +10,7 @@ from tonari.hardest.rank import MEASURES, Measure
 
 
 def find_saved(path: Path) -> Path:
-    """Find a loader's saved state: the directory itself, in a checkpoint, or a run's newest one.
+    """Find a loader's saved state: the directory itself, in a checkpoint, or the newest of several.
 
     Raises:
         CommandError: If there is none.
@@ -19,13 +19,14 @@ def find_saved(path: Path) -> Path:
     from tonari.trainer.checkpoint.directory import latest
 
     checkpoint = latest(path / "checkpoints") or latest(path) or path
-    inside = checkpoint / "loader"
+    inside = max(checkpoint.glob("*/loader"), default=checkpoint / "loader")
     try:
         return find_snapshot(inside if inside.is_dir() else path)
     except StateError as error:
         raise CommandError(
             f"{path}: found no saved loader state, expected what loader.save wrote (state.json), "
-            "a checkpoint of `tonari train` (step-NUMBER), or its run.directory; give one of these"
+            "a checkpoint of `tonari train` (step-NUMBER), its run.directory, or a directory of "
+            "saves (NUMBER/loader); give one of these"
         ) from error
 
 

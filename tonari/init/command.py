@@ -22,6 +22,7 @@ from tonari.names import EXAMPLES
 Scheduler = Literal["slurm", "pbs", "none"]
 COMMENT = re.compile(r"^(\S.*?) +(# .*)$", re.MULTILINE)
 """Behind a line of TOML; all of them begin in one column."""
+QUEUED = "; in the queue by the script beside this file"
 HERE, SLURM = Path(__file__).parent, EXAMPLES / "slurm"
 SUBMIT = {
     "slurm": ("sbatch job.sbatch", "sbatch loop.sbatch"),
@@ -149,14 +150,15 @@ def write_texts(options: Init, scheduler: Scheduler, *, look: Found, python: str
         given = _absolute(given)
     data, image, label = map(json.dumps, (given, look.image, look.label))
     test = find_test(given)
-    fields = {
+    queued = {QUEUED: "" if scheduler == "none" else QUEUED}
+    fields = queued | {
         '"shards/train-*.tar"': data,
         '# test = "shards/val-*.tar"': f"test = {json.dumps(test)}" if test else '# test = "..."',
         'image = "jpg"': f"image = {image}",
         'default="jpg"': f"default={image}",
         "(jpg) and its class (cls)": f"({look.image}) and its class ({look.label})",
         'label = "cls"': f"label = {label}",
-        'dataio.Int("cls")': f"dataio.Int({label})",
+        'default="cls"': f"default={label}",
         '"--size", 32': f'"--size", {look.size}',
         '"--classes", 10': f'"--classes", {look.num_classes}',
         '"data", help': f'"data", nargs="?", default={data}, help',
@@ -188,8 +190,8 @@ def write_texts(options: Init, scheduler: Scheduler, *, look: Found, python: str
         " data.train=/shared/cifar10-train.parquet": "",
     }
     if options.text:
-        packed = {'"data/train"': data} if _is_packed(given) else {"CORPUS": "CORPUS"}
-        texts = {"train.toml": _filled(HERE / "text.toml", packed)}
+        packed = {'"data/train"': data} if _is_packed(given) else {}
+        texts = {"train.toml": _filled(HERE / "text.toml", queued | packed)}
     else:
         toml = _filled(HERE / "train.toml", fields)
         toml = COMMENT.sub(lambda at: f"{at[1] + '  ':<42}{at[2]}", toml)

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import tyro
 
 from dataio import DataioError
+from dataio.rowlog.answers import State
 from tonari.errors import CommandError
 from tonari.outputs import check_output, check_page
 from tonari.report.tables import Table
@@ -51,6 +52,8 @@ class RowsOptions:
     steps: str | None = None
     """With --epoch: its batches from A up to and without B, as A:B, A: or :B, the first being 0; or
     one batch."""
+    what: State | None = None
+    """With --epoch: all samples of which that became, trained or not, such as hidden."""
     step: int | None = None
     """Rows of an optimizer step of the run, from 1 on, as metrics.jsonl has it."""
     sample: int | None = None
@@ -96,6 +99,8 @@ class RowsOptions:
             )
         if self.steps is not None and self.epoch is None:
             raise ValueError("--steps is of an epoch's batches: give --epoch too")
+        if self.what is not None and (self.epoch is None or self.steps is not None):
+            raise ValueError("--what is of a whole epoch: give --epoch, and no --steps")
         if self.replay is not None and self.step is None:
             raise ValueError("--replay makes a step's batch again: give --step too")
 
@@ -160,6 +165,9 @@ def main(argv: list[str]) -> int:
 
 
 def _ask(run: RunRows, options: RowsOptions) -> pa.Table:
+    if options.what is not None:
+        table = run.of(sample_id=range(run.num_samples), epoch=options.epoch)
+        return table.filter(pc.equal(table["what"], options.what))
     if options.epoch is not None or options.step is not None:
         steps = _parse_steps(options.steps)
         return run.at(

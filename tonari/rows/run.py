@@ -163,6 +163,7 @@ class RunRows:
         sample_id: int | np.integer[Any] | Iterable[int] | None = None,
         key: str | None = None,
         shard: str | None = None,
+        epoch: int | None = None,
     ) -> pa.Table:
         """List what became of samples, epoch by epoch: where they were trained, or why not.
 
@@ -170,13 +171,14 @@ class RunRows:
             sample_id: Its number in the dataset, or several.
             key: Its name in the dataset, whose names are all read for it.
             shard: Path of a file of the dataset: all samples in it.
+            epoch: In which; None: in all of them.
 
         Returns:
             Columns of `table.SCHEMA`: a row for each time that a sample was trained, kept or not;
             and one for each epoch of the run that did not train it.
 
         Raises:
-            ValueError: If there is no such sample, key or shard.
+            ValueError: If there is no such sample, key, shard or epoch.
         """
         if sum(given is not None for given in (sample_id, key, shard)) != 1:
             raise ValueError("rows: give one of sample_id=, key= and shard=")
@@ -189,10 +191,14 @@ class RunRows:
             ids = find_shard(self.name, self.source(), str(shard))
         course, epochs = self.answers.course, dict[int, list[AttemptSteps]]()
         for piece in course.kept:
-            epochs.setdefault(piece.attempt.epoch, []).append(piece)
+            if epoch in (None, piece.attempt.epoch):
+                epochs.setdefault(piece.attempt.epoch, []).append(piece)
+        if not epochs:
+            raise self._never(epoch, None, None)
         parts = [part for pieces in epochs.values() for part in self._of_epoch(pieces, ids)]
         for piece in course.discarded:
-            parts.append(trained_rows(piece, self.answers.of(piece, ids).rows))
+            if epoch in (None, piece.attempt.epoch):
+                parts.append(trained_rows(piece, self.answers.of(piece, ids).rows))
         return make_table(parts)
 
     def replay(

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+LATE_S = 10.0
 IDLE_S = 2.0
 """A worker without work ends after this long."""
 
@@ -54,8 +55,12 @@ class CallDeadline:
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
 
-    def call(self, work: Callable[[], T], *, timeout_s: float) -> T:
+    def call(
+        self, work: Callable[[], T], *, timeout_s: float, late: Callable[[], object] = int
+    ) -> T:
         """Return what ``work`` returns, or raise what it raises. Blocks for ``timeout_s`` at most.
+
+        It calls ``late`` after `LATE_S`, if that is sooner.
 
         Raises:
             TimeoutError: If it did not return in time. It may still go on.
@@ -65,7 +70,14 @@ class CallDeadline:
             worker = self._idle.pop() if self._idle else _Worker(self)
         worker.inbox.put(lambda: outbox.put(_CallOutcome(work)))
         try:
-            outcome = outbox.get(timeout=timeout_s)
+            left_s = max(timeout_s - LATE_S, 0)
+            try:
+                outcome = outbox.get(timeout=timeout_s - left_s)
+            except Empty:
+                if not left_s:
+                    raise
+                late()
+                outcome = outbox.get(timeout=left_s)
         except BaseException as error:
             worker.abandoned = True
             if isinstance(error, Empty):

@@ -17,7 +17,7 @@ import numpy as np
 
 from dataio.base.checked import NotNegative, Positive, checked
 from dataio.base.seeding import generator, key
-from dataio.source.storage.deadline import CallDeadline
+from dataio.source.storage.deadline import LATE_S, CallDeadline
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class Retry:
     ) -> None:
         self.read_timeout_s = read_timeout_s
         self.retry_s = retry_s
-        self.num_retries = 0
+        self.num_retries, self._said_late = 0, False
         self._clock, self._sleep = clock, sleep
         self._rng = rng or generator(key(int.from_bytes(os.urandom(8), "big"), "retry"))
         self._lock = threading.Lock()
@@ -113,7 +113,9 @@ class Retry:
                 if not watched:
                     return work(failures)
                 attempt = partial(work, failures)
-                return self._deadline.call(attempt, timeout_s=self.read_timeout_s)
+                return self._deadline.call(
+                    attempt, timeout_s=self.read_timeout_s, late=partial(self._say_late, doing)
+                )
             except OSError as error:
                 if not is_transient(error):
                     raise
@@ -134,6 +136,16 @@ class Retry:
             self.num_retries += 1
         if doing:
             _log.warning("%s was cut after %d bytes; asking for the rest", doing, num_bytes)
+
+    def _say_late(self, doing: str) -> None:
+        """Log once that there is no answer yet: a network that is down may not fail for long."""
+        with self._lock:
+            said, self._said_late = self._said_late, True
+        if not said:
+            _log.warning(
+                "%s: no answer in %g s; a request is given up after %g s, and made again for %g s "
+                "in all", doing, LATE_S, self.read_timeout_s, self.retry_s,
+            )  # fmt: skip
 
     def _wait_s(self, failures: int) -> float:
         longest_s = min(FIRST_WAIT_S * 2.0 ** min(failures - 1, 30), LONGEST_WAIT_S)

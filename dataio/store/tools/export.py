@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dataio.base.errors import CacheError
-from dataio.rows.rows import FixedColumn, Rows, row_offsets
+from dataio.rows.rows import FixedColumn, Rows, corrupt_rows, row_offsets
 from dataio.store.cache import Cache
 from dataio.store.lock import held
 from dataio.store.tools.report import open_to_read
@@ -84,6 +84,11 @@ def _write(
                 step = _block_rows(cache)
                 for first in range(0, len(slots), step):
                     rows = cache.read_rows(slots[first : first + step])
+                    for row in corrupt_rows(rows)[:1].tolist():
+                        raise CacheError(
+                            f"{cache.directory}: the row of sample {rows.sample_id[row]} does not "
+                            "match its checksum; run `tonari cache verify`, which takes it out"
+                        )
                     writer.write_table(_table(rows, schema))
                     yield first + len(rows)
             _refuse_existing([path])

@@ -190,6 +190,12 @@ def test_a_broken_study_is_one_clear_message(study, found, replaced, message):
         load_study(study)
 
 
+def test_arms_that_are_judged_by_what_they_train_on_are_warned_of(study, capsys):
+    for test, is_warned in (("train", True), ("test", False)):
+        assert run("study.toml", "--list", f"data.test={test}.parquet") == 0
+        assert ("data.test is data.train: arms" in capsys.readouterr().err) == is_warned
+
+
 def test_a_study_without_arms_is_refused(study):
     study.write_text(STUDY[: STUDY.index("[arms")])
     with pytest.raises(ConfigError, match=r"arms: there is none; write \[arms\.NAME\]"):

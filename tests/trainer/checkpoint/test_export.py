@@ -68,6 +68,8 @@ def test_the_plain_model_takes_the_file_and_holds_what_was_trained(
         pytest.skip("safetensors is not installed: the extra tonari[export]")
     out = tmp_path / f"model{suffix}"
     assert main(["export", str(getattr(trained, given)), "--out", str(out)]) == 0
+    (tmp_path / "other").touch()
+    assert out.stat().st_mode == (tmp_path / "other").stat().st_mode, "others may read it too"
     plain = make_model(seed=1)
     plain.load_state_dict(load(out), strict=True)
     assert all(map(torch.equal, plain.parameters(), trained.weights))

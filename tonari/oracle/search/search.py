@@ -19,7 +19,6 @@ from tonari.oracle.search.price import Pricing
 from tonari.oracle.search.words import why_slower
 from tonari.trainer.config.config import Config
 from tonari.trainer.mesh.place import LOOPED
-from tonari.trainer.models import Adapted
 from tonari.trainer.run.build import lay_out, make_without_data
 from tonari.trainer.run.own import Own, own_of
 
@@ -273,13 +272,14 @@ def _rows_of(config: Config, world_size: int) -> int:
 def _prepare(
     config: Config, cluster: Cluster, device: Device, own: Own | None, world_size: int, rows: int
 ) -> tuple[Pricing, Choices, MemoryOf]:
-    model = make_without_data(config, WHOLE, own_of(config, own))
-    if isinstance(model, Adapted):
+    if config.model.is_own or (own is not None and own.model is not None):
         raise OracleError(
             f"model.kind is {config.model.kind}, a model of your own, whose layers the search "
-            "cannot price one by one; expected one of Tonari's kinds, such as gpt or llama: time "
-            "the meshes in question with `tonari probe` and `tonari plan`"
+            "cannot price one by one; expected one of Tonari's kinds: state the sizes of a GPT-2 "
+            'or Llama of Hugging Face as model.kind = "gpt" or "llama", or time the meshes in '
+            "question with `tonari probe` and `tonari plan`"
         )
+    model = make_without_data(config, WHOLE, own_of(config, own))
     choices = Choices(config, model, world_size=world_size, global_batch_size=rows)
     parts = Parts.of(
         config, model, tp=_fewest(choices.tps), cp=_fewest(choices.cps),

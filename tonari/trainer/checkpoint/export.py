@@ -197,6 +197,10 @@ def write_safetensors(out: Path, model: Mapping[str, Value], notes: Mapping[str,
         save_file(tensors, partial, metadata=header)
     except SafetensorError as error:
         raise OSError(str(error)) from error
+    # safetensors writes for its owner alone.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    partial.chmod(0o666 & ~mask)
     os.replace(partial, out)
 
 

@@ -41,8 +41,8 @@ def axis_sizes(
         found = " x ".join(f"{name} {size}" for name, size in zip(AXES, sizes, strict=True))
         raise ConfigError(
             f"mesh: {found} is {math.prod(sizes)} ranks, but the job has {world_size}; start that "
-            f"many, or leave mesh.dp_replicate out and choose other sizes whose product divides "
-            f"{world_size}"
+            f"many (--dry-run --world {math.prod(sizes)}), or leave mesh.dp_replicate out and "
+            f"choose other sizes whose product divides {world_size}"
         )
     return sizes
 
