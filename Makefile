@@ -55,6 +55,8 @@ test: TAKEN := (smoke or not (thorough or multirank)) and not (nightly or slow o
 # What is not marked thorough but took long when durations were stored last: left to test-ci too.
 test: QUICKER := --quicker-than 3
 test-ci: TAKEN := not (nightly or slow or lab)
+# Ranks are forked where a person waits; before a release each one starts anew.
+test test-ci: FORKED := --forked
 test-all: TAKEN := not (slow or lab)
 
 test: ## Run the tests that are quick, in 5 minutes (ARGS="-k name" for some)
@@ -63,7 +65,7 @@ test-all: ## Run all tests, with more cases, meshes and kills of each guarantee:
 
 test test-ci test-all: $(STAMP)
 	@$(VENV)/bin/pytest -n $(WORKERS) --dist worksteal --durations=30 -m "$(TAKEN)" \
-	  $(QUICKER) $(ARGS)
+	  $(QUICKER) $(FORKED) $(ARGS)
 
 test-old: $(OLD_STAMP) ## Run the quick tests that need no trainer on the oldest torch, NumPy and Python
 	@PATH="$(CURDIR)/$(OLD_VENV)/bin:$$PATH" $(OLD_VENV)/bin/pytest -n $(WORKERS) --dist worksteal \
