@@ -159,6 +159,59 @@ def test_a_rank_that_stands_still_is_left_behind_and_told_so(tmp_path):
 
 @pytest.mark.multirank
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("faults", "units", "calls"),
+    [
+        ({"0": ["call", "forward", 9]}, [2], [[0, 1], [0, 1, 2, 3]]),
+        # One that has come is lost, and comes again.
+        pytest.param(
+            {"0": ["call", "batch", 5], "2": ["kill", "forward", 3], "1": ["call", "forward", 14]},
+            [1, 1], [[0, 1], [0, 1, 2], [0, 1], [0, 1, 3]], marks=pytest.mark.nightly,
+        ),
+        # Before it is there another is lost; it is lost before it has what the others have.
+        pytest.param(
+            {"0": ["call", "averaged", 6], "1": ["kill", "averaged", 6]}, [1], [[0, 1], [0, 2]],
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            {"0": ["call", "batch", 5], "2": ["kill", "kept", 1]}, [1],
+            [[0, 1], [0, 1, 2], [0, 1]], marks=pytest.mark.nightly,
+        ),
+    ],
+)  # fmt: skip
+def test_ranks_that_come_join_at_a_step_and_each_sample_is_trained_once(
+    tmp_path, faults, units, calls
+):
+    statuses = run(tmp_path, 2, faults, units=units)
+    left = calls[-1]
+    assert [statuses[rank] for rank in left] == [0] * len(left), said(tmp_path, left[-1])
+    assert [ranks for ranks, _ in check(tmp_path, len(statuses), left=left)] == calls
+    assert not [*(tmp_path / "live").iterdir()]
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("place", ["forward", pytest.param("stepped", marks=pytest.mark.nightly)])
+def test_a_rank_that_is_asked_leaves_with_its_step_and_nobody_waits_for_it(tmp_path, place):
+    statuses = run(tmp_path, 3, {"1": ["ask", place, 9]}, patience_s=100.0)
+    assert statuses == [0, 0, 0], said(tmp_path, 0)
+    (_, first), (ranks, number) = check(tmp_path, 3, left=[0, 2])
+    assert (first, ranks) == (0, [0, 2])
+    assert number in ((8, 9) if place == "forward" else (9, 10))
+    assert "ranks [1] have left" in said(tmp_path, 0)
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(240)
+def test_ranks_that_would_join_need_a_job_and_all_may_leave(tmp_path):
+    faults = {str(rank): ["ask", "forward", 9] for rank in range(2)}
+    assert run(tmp_path, 2, faults) == [0, 0], said(tmp_path, 0)
+    assert not [*(tmp_path / "live").iterdir()]
+    assert not [*tmp_path.glob("end-*")]
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(240)
 def test_an_error_of_ones_own_and_too_few_ranks_end_the_job(tmp_path):
     (tmp_path / "own").mkdir()
     assert run(tmp_path / "own", 2, {"1": ["raise", "forward", 5]}) == [1, 1]
