@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
 """Between two looks whether another rank has called a meeting."""
-NUM_TRIES = 3
+NUM_TRIES = 4
 """Meetings that a newcomer calls at most: each disturbs the others."""
 
 AGAIN = "start the same command again"
@@ -111,9 +111,10 @@ class Generations:
 
     def _join_job(self, unit: range) -> World:
         """Come to the next meeting of the job that runs; again if that was just over."""
+        members: list[int] = []
         for tries in range(NUM_TRIES):
             try:
-                self._number, members = 0, [*range(count_numbers(self._directory, 0))]
+                members = members or [*range(count_numbers(self._directory, 0))]
                 while (met := self._next_meeting(unit).read()) is not None:
                     self._number, members = self._number + 1, met
                 self.ranks, self._meeting = tuple(members), self._next_meeting(unit)

@@ -4,6 +4,7 @@ The code that ships runs, a thread for each rank, under the scheduler of the reh
 gloo is `Group`: whoever waits for a rank that is lost or has shut its connections fails.
 """
 
+import itertools
 import json
 import os
 from collections import defaultdict
@@ -23,6 +24,7 @@ from tests.rehearsal.threads import rehearsed
 NUM_STEPS = 12
 TIMEOUT_S = 40.0
 PATIENCE_S = 6.0
+ENTRY_S = 6.0
 UNTROUBLED_S = 60.0
 """In which all is over if nobody is killed: nobody has patience then."""
 
@@ -113,6 +115,8 @@ class Course:
         self.root = root
         self.killed: set[int] = set()
         self.ended: dict[int, str] = {}
+        self.ends_s: list[float] = []
+        self.seen_s: dict[meeting.Meeting, float] = {}
         self.called: dict[int, list[tuple[int, ...]]] = defaultdict(list)
         self.taken: dict[int, dict[int, tuple[int, ...]]] = defaultdict(dict)
         self.linked: dict[tuple[str, str], Any] = {}
@@ -127,10 +131,11 @@ class Course:
             first = sum(sizes[:number])
             self.starts.append(range(first, first + size))
             self.start_of |= dict.fromkeys(self.starts[-1], number)
-        self.begins_s = [0.0, *(draw.uniform(0.5, 8.0) for _ in sizes[1:])]
+        self.begins_s = [0.0, *(draw.uniform(0.5, 5.0) for _ in sizes[1:])]
         everyone = range(sum(sizes))
         # Who is killed at which of its points, and who is asked to leave at which of its steps.
-        self.kills = {p: draw.randint(1, 1500) for p in everyone if draw.random() < 0.25}
+        share = draw.choice([0.0, 0.3])
+        self.kills = {p: draw.randint(1, 1500) for p in everyone if draw.random() < share}
         self.leaves = {p: draw.randint(1, NUM_STEPS) for p in everyone if draw.random() < 0.2}
         self.patience_s = PATIENCE_S if self.kills else 10 * UNTROUBLED_S
         self._points: dict[int, int] = defaultdict(int)
@@ -173,7 +178,12 @@ class Course:
 
         def late_read(its: meeting.Meeting) -> list[int] | None:
             point("read")
-            return None if self.scheduler.random.random() < self.slow else read(its)
+            met = read(its)
+            if met is not None and self.scheduler.random.random() < self.slow:
+                # Seen late, as on a filesystem that keeps for a while that there is no such file.
+                seen_s = self.seen_s.setdefault(its, self.scheduler.now + 1.0)
+                return met if self.scheduler.now >= seen_s else None
+            return met
 
         def begin(*_: object, **__: object) -> None:
             return None
@@ -184,6 +194,7 @@ class Course:
             return self.connect(start, processes.index(self.process()), len(processes))
 
         def connect(file: Path, *, rank: int, world_size: int, timeout_s: float) -> GroupWorld:
+            self.scheduler.sleep(self.scheduler.random.uniform(0.0, 1.5))
             world = self.connect(file, rank, world_size)
             world.allgather(b"", doing="connecting")
             return world
@@ -258,6 +269,7 @@ class Course:
                 self.train, directory=self.root, patience_s=self.patience_s, timeout_s=TIMEOUT_S
             )
             self.ended[process] = "done"
+            self.ends_s.append(self.scheduler.now)
         except SystemExit:
             self.ended[process] = "left"
         except DataioError as error:
@@ -271,7 +283,7 @@ class Course:
                     lambda process=process: self.be(process), name=f"rank{process}", rank=process
                 )
             self.scheduler.run(
-                until=lambda: everyone <= {*self.ended} | self.killed, latest_s=900.0
+                until=lambda: everyone <= {*self.ended} | self.killed, latest_s=300.0
             )
 
 
@@ -292,7 +304,14 @@ def check(course: Course) -> None:
             assert unit <= {*next((each for each in lists if unit & {*each}), unit)}
     for calls in course.called.values():
         assert all([*ranks] in lists for ranks in calls if ranks != calls[0])
-    assert course.kills or course.scheduler.now < UNTROUBLED_S
+    for before, after in itertools.pairwise([[*course.starts[0]], *lists]):
+        assert {*before} & {*after}, "newcomers went on without the job"
+    if not course.kills:
+        assert course.scheduler.now < UNTROUBLED_S
+        # Who came in time was let in.
+        for process, start in course.start_of.items():
+            came_s = course.begins_s[start] + ENTRY_S
+            assert process in course.called or came_s > min(course.ends_s, default=0.0)
     if done:
         assert not [*course.root.iterdir()]
 
