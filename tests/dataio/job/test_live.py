@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import dataio
-from dataio.base.errors import WorldError
+from dataio.base.errors import StateError, WorldError
 from dataio.job.live import describe, restore
 from dataio.job.meeting import Meeting
+from dataio.job.numbers import find_job
 from dataio.world import single_world
 from importance import Kakurenbo
 from tests.dataio.job.live_ranks import EPOCHS, LIMIT_S, NUM_SAMPLES, loss_of, make, samples
@@ -203,7 +204,7 @@ def test_a_rank_that_is_asked_leaves_with_its_step_and_nobody_waits_for_it(tmp_p
 
 @pytest.mark.multirank
 @pytest.mark.timeout(240)
-def test_ranks_that_would_join_need_a_job_and_all_may_leave(tmp_path):
+def test_all_ranks_may_be_asked_to_leave(tmp_path):
     faults = {str(rank): ["ask", "forward", 9] for rank in range(2)}
     assert run(tmp_path, 2, faults) == [0, 0], said(tmp_path, 0)
     assert not [*(tmp_path / "live").iterdir()]
@@ -226,6 +227,8 @@ def test_what_cannot_go_on_is_refused(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(WorldError, match=r"RANK, .* are not set, expected what torchrun sets"):
         dataio.live(lambda job: None, directory=tmp_path)
+    with pytest.raises(StateError, match=r"no job runs in .*; start it without TONARI_LIVE_JOIN"):
+        find_job(tmp_path)
     with dataio.Loader(
         MemorySource(8), batch_size=4, fields=FIELDS, cache=tmp_path / "cache",
         importance=Kakurenbo(0.3), world=single_world(), reports=dataio.Reports(progress=False),
@@ -306,6 +309,17 @@ def test_a_meeting_that_misses_ranks_has_patience_and_more_for_those_that_are_al
     second.come()
     assert second.agree([0, 1, 2], timeout_s=60) == (1,)
     assert time.now == pytest.approx(60 if is_alive else 3, abs=0.1)
+
+
+@pytest.mark.parametrize("is_one_lost", [False, True])
+def test_a_meeting_does_not_wait_for_those_that_have_left(tmp_path, is_one_lost):
+    time = Time()
+    first, second = (meeting(tmp_path, rank, time) for rank in (0, 1))
+    first.announce()
+    assert first.leave() == {0}
+    second.announce()
+    assert second.agree([0, 1, 2] if is_one_lost else [0, 1], timeout_s=60) == (1,)
+    assert time.now == pytest.approx(3 if is_one_lost else 0, abs=0.1)
 
 
 def test_a_rank_that_came_and_says_nothing_more_is_not_on_the_list(tmp_path):

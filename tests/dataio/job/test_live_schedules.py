@@ -67,6 +67,8 @@ class GroupWorld:
         return [given[rank] for rank in range(group.size)]
 
     def barrier(self, *, doing: str) -> None:
+        scheduler = self.group.course.scheduler
+        scheduler.sleep(scheduler.random.uniform(0.0, 2.0))
         self.allgather(b"", doing=doing)
 
 
@@ -117,7 +119,7 @@ class Course:
         self.ended: dict[int, str] = {}
         self.ends_s: list[float] = []
         self.seen_s: dict[meeting.Meeting, float] = {}
-        self.called: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+        self.called: dict[int, list[tuple[tuple[int, ...], int]]] = defaultdict(list)
         self.taken: dict[int, dict[int, tuple[int, ...]]] = defaultdict(dict)
         self.linked: dict[tuple[str, str], Any] = {}
         self.worlds: dict[int, GroupWorld] = {}
@@ -135,7 +137,7 @@ class Course:
         everyone = range(sum(sizes))
         # Who is killed at which of its points, and who is asked to leave at which of its steps.
         share = draw.choice([0.0, 0.3])
-        self.kills = {p: draw.randint(1, 1500) for p in everyone if draw.random() < share}
+        self.kills = {p: draw.randint(1, 700) for p in everyone if draw.random() < share}
         self.leaves = {p: draw.randint(1, NUM_STEPS) for p in everyone if draw.random() < 0.2}
         self.patience_s = PATIENCE_S if self.kills else 10 * UNTROUBLED_S
         self._points: dict[int, int] = defaultdict(int)
@@ -245,7 +247,7 @@ class Course:
 
     def train(self, job: dataio.LiveJob) -> None:
         process, loader, model = self.process(), SteppedLoader(), torch.nn.Linear(1, 1, bias=False)
-        self.called[process].append(job.ranks)
+        self.called[process].append((job.ranks, job.number))
         torch.nn.init.zeros_(model.weight)
         job.keep(loader, model=model)  # type: ignore[arg-type]
         while loader.place < NUM_STEPS:
@@ -303,9 +305,11 @@ def check(course: Course) -> None:
             unit = {*range(first, first + size)}
             assert unit <= {*next((each for each in lists if unit & {*each}), unit)}
     for calls in course.called.values():
-        assert all([*ranks] in lists for ranks in calls if ranks != calls[0])
+        assert all([*ranks] in lists for ranks, _ in calls[1:])
     for before, after in itertools.pairwise([[*course.starts[0]], *lists]):
         assert {*before} & {*after}, "newcomers went on without the job"
+    if not course.kills | course.leaves:
+        assert all(number < NUM_STEPS for calls in course.called.values() for _, number in calls)
     if not course.kills:
         assert course.scheduler.now < UNTROUBLED_S
         # Who came in time was let in.
