@@ -168,7 +168,8 @@ class Generations:
         with contextlib.suppress(OSError):
             if self._next_meeting().leave() >= {*self.ranks}:
                 self._remove()
-        self.close()
+        self._watched.set()
+        self._sockets.shut()
         raise SystemExit(0)
 
     def go_on(self, why: str, *, least: int) -> World:
@@ -184,7 +185,8 @@ class Generations:
             WorldError: If they do not go on, or cannot connect.
             SystemExit: If this rank was asked to leave.
         """
-        before, failed = {*self.ranks}, ()
+        before = {*self.ranks}
+        failed: tuple[int, ...] = ()
         while True:
             self.leave_if_asked()
             self._check_failed(why)
@@ -284,8 +286,8 @@ class Generations:
                         continue
                     # A job that comes to its end does not begin again for newcomers alone.
                     if not self._is_ending or meeting.named("alive-") | meeting.named("left-"):
-                        meeting.announce()
                         # Again and again: more may be made meanwhile.
                         self._sockets.shut()
+                        meeting.announce()
 
         threading.Thread(target=look, daemon=True, name="tonari-live").start()

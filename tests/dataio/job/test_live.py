@@ -277,8 +277,10 @@ class Time:
         self.now += seconds
 
 
-def meeting(tmp_path: Path, rank: int, time: Time) -> Meeting:
-    return Meeting(tmp_path / "meeting", rank, patience_s=3.0, clock=time.clock, sleep=time.sleep)
+def meeting(tmp_path: Path, rank: int, time: Time, unit: range | None = None) -> Meeting:
+    return Meeting(
+        tmp_path / "meeting", rank, patience_s=3.0, unit=unit, clock=time.clock, sleep=time.sleep
+    )
 
 
 def test_a_meeting_waits_for_those_that_are_alive_and_not_longer(tmp_path):
@@ -320,6 +322,23 @@ def test_a_meeting_does_not_wait_for_those_that_have_left(tmp_path, is_one_lost)
     second.announce()
     assert second.agree([0, 1, 2] if is_one_lost else [0, 1], timeout_s=60) == (1,)
     assert time.now == pytest.approx(3 if is_one_lost else 0, abs=0.1)
+
+
+@pytest.mark.parametrize("num_come", [1, 2])
+def test_newcomers_are_awaited_and_listed_all_or_none(tmp_path, num_come):
+    time = Time()
+    for rank in range(1, 1 + num_come):
+        meeting(tmp_path, rank, time, unit=range(1, 3)).come()
+    member = meeting(tmp_path, 0, time)
+    assert member.agree([0], timeout_s=60) == ((0, 1, 2) if num_come == 2 else (0,))
+    assert time.now == pytest.approx(0 if num_come == 2 else 3, abs=0.1)
+
+
+def test_newcomers_do_not_go_on_without_the_job(tmp_path):
+    time = Time()
+    with pytest.raises(WorldError, match=r"no rank of the job has come .* start it without"):
+        meeting(tmp_path, 1, time).agree([0], timeout_s=60)
+    assert time.now == pytest.approx(3, abs=0.1)
 
 
 def test_a_rank_that_came_and_says_nothing_more_is_not_on_the_list(tmp_path):

@@ -4,6 +4,8 @@ The code that ships runs, a thread for each rank, under the scheduler of the reh
 gloo is `Group`: whoever waits for a rank that is lost or has shut its connections fails.
 """
 
+import functools
+import gc
 import itertools
 import json
 import os
@@ -68,7 +70,8 @@ class GroupWorld:
 
     def barrier(self, *, doing: str) -> None:
         scheduler = self.group.course.scheduler
-        scheduler.sleep(scheduler.random.uniform(0.0, 2.0))
+        self.group.course.ends_s.append(scheduler.now)
+        scheduler.sleep(scheduler.random.uniform(0.0, 4.0))
         self.allgather(b"", doing=doing)
 
 
@@ -128,7 +131,8 @@ class Course:
         draw = self.scheduler.random
         self.slow = draw.choice([0.0, 0.3])
         sizes = [draw.randint(2, 4), *(draw.randint(1, 2) for _ in range(draw.randint(0, 2)))]
-        self.starts, self.start_of = [], {}
+        self.starts: list[range] = []
+        self.start_of: dict[int, int] = {}
         for number, size in enumerate(sizes):
             first = sum(sizes[:number])
             self.starts.append(range(first, first + size))
@@ -201,7 +205,7 @@ class Course:
             world.allgather(b"", doing="connecting")
             return world
 
-        environs = [
+        environs: list[dict[str, str]] = [
             {name: "x" for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
             | ({numbers.JOIN: "1"} if start else {})
             for start in range(len(self.starts))
@@ -230,7 +234,7 @@ class Course:
             "dist",
             SimpleNamespace(init_process_group=begin, is_initialized=lambda: False),
         )
-        monkeypatch.setattr(live.gc, "collect", lambda: 0)
+        monkeypatch.setattr(gc, "collect", lambda: 0)
         monkeypatch.setattr(live, "dist", SimpleNamespace(broadcast=self.broadcast))
 
     def connect(self, key: Any, rank: int, size: int) -> GroupWorld:
@@ -271,7 +275,6 @@ class Course:
                 self.train, directory=self.root, patience_s=self.patience_s, timeout_s=TIMEOUT_S
             )
             self.ended[process] = "done"
-            self.ends_s.append(self.scheduler.now)
         except SystemExit:
             self.ended[process] = "left"
         except DataioError as error:
@@ -282,7 +285,7 @@ class Course:
         with rehearsed(self.scheduler), torch.random.fork_rng():
             for process in everyone:
                 self.scheduler.spawn(
-                    lambda process=process: self.be(process), name=f"rank{process}", rank=process
+                    functools.partial(self.be, process), name=f"rank{process}", rank=process
                 )
             self.scheduler.run(
                 until=lambda: everyone <= {*self.ended} | self.killed, latest_s=300.0
