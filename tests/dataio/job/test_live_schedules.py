@@ -137,7 +137,8 @@ class Course:
             first = sum(sizes[:number])
             self.starts.append(range(first, first + size))
             self.start_of |= dict.fromkeys(self.starts[-1], number)
-        self.begins_s = [0.0, *(draw.uniform(0.5, 5.0) for _ in sizes[1:])]
+        latest_s = draw.choice([5.0, 14.0])
+        self.begins_s = [0.0, *(draw.uniform(0.5, latest_s) for _ in sizes[1:])]
         everyone = range(sum(sizes))
         # Who is killed at which of its points, and who is asked to leave at which of its steps.
         share = draw.choice([0.0, 0.3])
