@@ -326,7 +326,7 @@ def check(course: Course) -> None:
 
 @pytest.mark.parametrize(
     "seed",
-    [*range(8), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(8, 200))],
+    [*range(12), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(12, 200))],
 )
 def test_ranks_that_are_lost_come_and_leave_anywhere_never_part_and_never_wait_for_ever(
     tmp_path, monkeypatch, seed
