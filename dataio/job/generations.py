@@ -2,40 +2,50 @@
 
 Gloo lets go of a rank that waits for a lost one only when the connection ends. So a rank that goes
 to a meeting shuts all its own: whoever waits for it fails, and comes too.
+
+Newcomers, and ranks that leave, call a meeting as those do that have lost others. So no collective
+is needed for them, and nothing is sent while neither comes.
 """
 
 import contextlib
+import logging
 import os
 import shutil
-import socket
-import stat
 import threading
-import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dataio.base.atomic import write_file
-from dataio.base.errors import StateError, WorldError
+from dataio.base.errors import WorldError
+from dataio.job.connect import connect
 from dataio.job.faults import find_cause, is_of_a_peer
-from dataio.job.meeting import POLL_S, Meeting
+from dataio.job.meeting import LeftOutError, Meeting
+from dataio.job.numbers import JOIN, begin_job, count_numbers, find_job, take_numbers
+from dataio.job.sockets import Sockets
 from dataio.world import World
-from dataio.world.agree import together
+from dataio.world.agree import agree
 from dataio.world.discover import torch_world
 
 Result = TypeVar("Result")
+log = logging.getLogger(__name__)
+
 LOOK_S = 0.25
 """Between two looks whether another rank has called a meeting."""
+NUM_TRIES = 4
+"""Meetings that a newcomer calls at most: each disturbs the others."""
 
 AGAIN = "start the same command again"
 
 
+class EndedError(WorldError):
+    """The job has ended, without this rank or when it had done its part."""
+
+
 class Generations:
-    """Joins the ranks of a job, and again those that are left.
+    """Joins the ranks of a job, and again those that are left and those that come.
 
     Args:
         directory: That every node sees.
@@ -43,25 +53,30 @@ class Generations:
         timeout_s: Longest wait for another rank.
 
     Attributes:
-        ranks: Those that are there, by their numbers when the job began.
+        ranks: Those that are there, by their numbers: when the job began, or new ones later.
+        why: They are no longer those that were.
     """
 
     def __init__(self, directory: Path, *, patience_s: float, timeout_s: float) -> None:
         self._root = self._directory = directory
         self._patience_s, self._timeout_s = patience_s, timeout_s
         self.ranks: tuple[int, ...] = ()
+        self.why = ""
         self._rank = self._number = 0
         self._meeting: Meeting | None = None
-        self._sockets: list[socket.socket] = []
-        self._shutting = threading.Lock()
+        self._sockets = Sockets()
         self._watched = threading.Event()
+        self._reacting = threading.Lock()
+        self._is_new = self._is_ending = self._is_asked = False
 
     def first(self) -> World:
-        """Join the ranks that the launcher started. Collective.
+        """Join the ranks that the launcher started, and with them the job that runs. Collective.
 
         Raises:
-            StateError: On all ranks, if the job's directory cannot be made.
-            WorldError: If the launcher did not start them as torchrun does.
+            StateError: On all ranks, if the job's directory cannot be made, or no job is in it.
+            WorldError: If the launcher did not start them as torchrun does, or the job does not
+                let them in.
+            SystemExit: If the job has ended meanwhile.
         """
         missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
                    if name not in os.environ]  # fmt: skip
@@ -71,80 +86,149 @@ class Generations:
                 "all ranks with the first that is lost; start the ranks by torchrun, one on each "
                 "node, or leave live out"
             )
-        with self._noting_sockets():
+        with self._sockets.noting():
             dist.init_process_group("gloo", timeout=timedelta(seconds=self._timeout_s))
             world = torch_world(timeout_s=self._timeout_s)
-        self._rank, self.ranks = world.rank, tuple(range(world.world_size))
-        # Of this start alone: what an earlier one left says nothing about it.
-        names = world.allgather(f"live-{os.urandom(4).hex()}".encode(), doing="naming the job")
-        self._directory = self._root / names[0].decode()
-        together(world, self._make_directory, doing="making the job's directory")
+        self._is_new = bool(os.environ.get(JOIN))
+        claims = agree(world, lambda: self._claim(world), doing="naming the job")
+        name, first = claims[0].decode().split()
+        self._directory, self._rank = self._root / name, int(first) + world.rank
+        if self._is_new:
+            self._leave()
+            return self._join_job(range(int(first), int(first) + world.world_size))
+        self.ranks = tuple(range(world.world_size))
         self._watch()
         return world
 
-    def _make_directory(self) -> None:
-        try:
-            if self._rank == 0:
-                self._directory.mkdir(parents=True)
-        except OSError as error:
-            raise StateError(
-                f"live: {self._directory} cannot be made ({error}); give a directory on a "
-                "filesystem that every node sees, and that can be written"
-            ) from error
+    def _claim(self, world: World) -> bytes:
+        """Give the job's directory and the first number of these ranks, on the first of them."""
+        if world.rank:
+            return b""
+        if not self._is_new:
+            return f"{begin_job(self._root, world.world_size).name} 0".encode()
+        directory = find_job(self._root)
+        return f"{directory.name} {take_numbers(directory, world.world_size)}".encode()
+
+    def _join_job(self, unit: range) -> World:
+        """Come to the next meeting of the job that runs; again if that was just over."""
+        members: list[int] = []
+        for tries in range(NUM_TRIES):
+            try:
+                members = members or [*range(count_numbers(self._directory, 0))]
+                while (met := self._next_meeting(unit).read()) is not None:
+                    self._number, members = self._number + 1, met
+                self.ranks, self._meeting = tuple(members), self._next_meeting(unit)
+                world, self.why = self.go_on("they come", least=1), ""
+                log.warning("[rank %d] live: joins ranks %s", self._rank, [*self.ranks])
+                return world
+            except LeftOutError:
+                if tries == NUM_TRIES - 1:
+                    raise
+            except (EndedError, FileNotFoundError):
+                break
+        log.warning("[rank %d] live: the job has ended before this rank came", self._rank)
+        raise SystemExit(0)
+
+    def _next_meeting(self, unit: range | None = None) -> Meeting:
+        return Meeting(
+            self._directory / f"meeting-{self._number + 1}", self._rank,
+            patience_s=self._patience_s, unit=unit,
+        )  # fmt: skip
 
     def are_lost(self, error: BaseException) -> bool:
         """Whether an error means that ranks are lost, rather than that this one is wrong."""
         meeting = self._meeting
         return is_of_a_peer(find_cause(error)) or (meeting is not None and meeting.is_called)
 
-    def fail(self, error: BaseException) -> None:
-        """Tell the others that this rank ends by an error of its own: they end too."""
+    def fail(self, error: BaseException, *, has_state: bool) -> None:
+        """Tell the others that this rank ends by an error of its own: they end too.
+
+        They do not where it is a newcomer that has no state yet: its node may lack what they have.
+        """
         with contextlib.suppress(OSError):
+            if self._is_new and not has_state:
+                self._next_meeting().leave()
+                return
             words = f"rank {self._rank} failed: {type(error).__name__}: {error}"
             write_file(self._directory / "failed", words.encode())
 
+    def ask_to_leave(self) -> None:
+        """Have this rank leave the job at the end of its step. From a signal's handler, too."""
+        self._is_asked = True
+
+    def leave_if_asked(self) -> None:
+        """Leave the job if `ask_to_leave` was called: the others go on, and wait for nothing.
+
+        Raises:
+            SystemExit: With status 0, if it was called.
+        """
+        if not self._is_asked:
+            return
+        log.warning("[rank %d] live: leaves the job, as it was asked to", self._rank)
+        with contextlib.suppress(OSError):
+            if self._next_meeting().leave() >= {*self.ranks}:
+                self._remove()
+        self._watched.set()
+        self._sockets.shut()
+        raise SystemExit(0)
+
     def go_on(self, why: str, *, least: int) -> World:
-        """Meet those that are left, and join them. By all of them.
+        """Meet those that are left and those that come, and join them. By all of them.
 
         Args:
             why: What this rank saw, for messages.
             least: Fewer ranks do not go on.
 
         Raises:
-            WorldError: If they do not, go on without this one, or cannot connect.
+            LeftOutError: If they go on without this rank.
+            EndedError: If the job has ended.
+            WorldError: If they do not go on, or cannot connect.
+            SystemExit: If this rank was asked to leave.
         """
+        before = {*self.ranks}
+        failed: tuple[int, ...] = ()
         while True:
-            meeting, expected = self._meeting, self.ranks
-            assert meeting is not None, "the first world was made"
+            self.leave_if_asked()
             self._check_failed(why)
-            self.ranks = self._meet(meeting, why)
+            self.ranks = self._meet(why)
             self._check_failed(why)
             if len(self.ranks) < least:
                 raise WorldError(
                     f"[rank {self._rank}] live: {len(self.ranks)} ranks are left, expected {least} "
                     f"at least ({why}); {AGAIN}"
                 )
+            came = {*self.ranks} - before
+            self.why = f"ranks {sorted(came)} have come" if came else self._why_fewer(why)
             self._number += 1
             self._watch()
             try:
-                return self._join()
+                with self._sockets.noting():
+                    return connect(
+                        self._directory / f"store-{self._number}",
+                        rank=self.ranks.index(self._rank), world_size=len(self.ranks),
+                        timeout_s=self._timeout_s,
+                    )  # fmt: skip
             except (WorldError, RuntimeError) as error:
-                if self.ranks == expected:  # nobody was lost meanwhile
+                # The others go on without newcomers that cannot connect: those give up.
+                if self.ranks == failed and (not came or self._rank not in before):
                     raise WorldError(
-                        f"[rank {self._rank}] live: ranks {[*expected]} have met and cannot "
+                        f"[rank {self._rank}] live: ranks {[*failed]} have met and cannot "
                         f"connect to one another ({error}); {AGAIN}"
                     ) from error
-                why = str(error)
+                failed, why = self.ranks, str(error)
 
-    def _meet(self, meeting: Meeting, why: str) -> tuple[int, ...]:
+    def _meet(self, why: str) -> tuple[int, ...]:
         """Leave the ranks that were, and agree on those that go on."""
+        meeting = self._meeting
+        assert meeting is not None, "the first world was made, or a job was found"
+        is_member = self._rank in self.ranks
         try:
-            meeting.announce()
+            if is_member:
+                meeting.announce()
             self._leave()
-            meeting.come()
             return meeting.agree(self.ranks, timeout_s=self._timeout_s)
         except FileNotFoundError as error:
-            raise WorldError(
+            raise EndedError(
                 f"[rank {self._rank}] live: the others have ended without this rank ({why})"
             ) from error
         except OSError as error:
@@ -153,17 +237,24 @@ class Generations:
                 f"cannot meet in {self._directory} ({error}); mend that, and {AGAIN}"
             ) from error
 
+    def _why_fewer(self, why: str) -> str:
+        left = self._next_meeting().named("left-")
+        return f"ranks {sorted(left)} have left" if left else why
+
     def end(self, world: World, result: Result) -> Result:
         """End together with all that are left, and return the result. Collective."""
-        try:
-            world.barrier(doing="ending together")
-        except WorldError:
-            if self._directory.exists():
-                raise
-            return result  # another rank has passed: all had come
+        with self._reacting:
+            self._is_ending = True
+        world.barrier(doing="ending together")
         if self._rank == self.ranks[0]:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._remove()
         return result
+
+    def _remove(self) -> None:
+        """Remove the job's directory; renamed, so that nobody who comes writes into it."""
+        with contextlib.suppress(OSError):
+            ended = self._directory.rename(self._root / f".ended-{self._directory.name}")
+            shutil.rmtree(ended, ignore_errors=True)
 
     def close(self) -> None:
         """Let go of the others, without them."""
@@ -171,37 +262,9 @@ class Generations:
         self._leave()
 
     def _leave(self) -> None:
-        self._shut()
+        self._sockets.shut()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-    def _join(self) -> World:
-        """Make the default group and the world of `ranks`. Collective."""
-        limit, size = timedelta(seconds=self._timeout_s), len(self.ranks)
-        file = self._directory / f"store-{self._number}"
-        with self._noting_sockets():
-            if self._rank == self.ranks[0]:
-                # As at the start where all are of one node: its own name may lead nowhere.
-                host = os.environ["MASTER_ADDR"]
-                host = host if host in ("127.0.0.1", "localhost") else socket.gethostname()
-                store = TCPStore(
-                    host, 0, size, is_master=True, timeout=limit, wait_for_workers=False
-                )
-                write_file(file, f"{host} {store.port}".encode())
-            else:
-                host, port = self._read(file).split()
-                store = TCPStore(host, int(port), size, timeout=limit)
-            rank = self.ranks.index(self._rank)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
-            return torch_world(timeout_s=self._timeout_s)
-
-    def _read(self, file: Path) -> str:
-        until_s = time.monotonic() + self._timeout_s
-        while time.monotonic() < until_s:
-            with contextlib.suppress(FileNotFoundError):
-                return file.read_text()
-            time.sleep(POLL_S)
-        raise WorldError(f"live: rank {self.ranks[0]} has not written {file}; {AGAIN}")
 
     def _check_failed(self, why: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -210,53 +273,21 @@ class Generations:
 
     def _watch(self) -> None:
         """Watch for the next meeting in a thread: its main one may wait for a lost rank."""
-        self._watched.set()
-        self._watched = watched = threading.Event()
-        directory = self._directory / f"meeting-{self._number + 1}"
-        self._meeting = meeting = Meeting(directory, self._rank, patience_s=self._patience_s)
+        with self._reacting:
+            self._watched.set()
+            self._watched = watched = threading.Event()
+            self._meeting = meeting = self._next_meeting()
+            self._is_ending = False
 
         def look() -> None:
             while not watched.wait(LOOK_S):
-                if meeting.is_called:
-                    with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError), self._reacting:
+                    if watched.is_set() or not meeting.is_called:
+                        continue
+                    # A job that comes to its end does not begin again for newcomers alone.
+                    if not self._is_ending or meeting.named("alive-") | meeting.named("left-"):
+                        # Again and again: more may be made meanwhile.
+                        self._sockets.shut()
                         meeting.announce()
-                    self._shut()
-                    return
 
         threading.Thread(target=look, daemon=True, name="tonari-live").start()
-
-    @contextlib.contextmanager
-    def _noting_sockets(self) -> Iterator[None]:
-        """Note the connections that are made within."""
-        before = _open_sockets()
-        try:
-            yield
-        finally:
-            for descriptor, name in _open_sockets().items():
-                if before.get(descriptor) != name:
-                    made = socket.socket(fileno=os.dup(descriptor))
-                    try:
-                        made.getpeername()
-                    except OSError:  # it listens: gloo ends the process where that is shut
-                        made.close()
-                    else:
-                        self._sockets.append(made)
-
-    def _shut(self) -> None:
-        """Shut the connections to all ranks: what waits for them fails, whoever holds it."""
-        with self._shutting:
-            for each in self._sockets:
-                with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-                each.close()
-            self._sockets.clear()
-
-
-def _open_sockets() -> dict[int, str]:
-    """List descriptors of sockets, each with what the system names it by."""
-    found = {}
-    for path in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(path.name)).st_mode):
-                found[int(path.name)] = str(path.readlink())
-    return found

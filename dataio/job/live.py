@@ -1,4 +1,4 @@
-"""Train on when ranks are lost: those that are left begin again behind the last step that counts.
+"""Train on when ranks are lost, come or leave: all begin again behind the last step that counts.
 
 It is a restart without a restart. The training function is called again in the same processes, in
 a world of the ranks that are left. Model, optimizer and place come from memory, rows from caches.
@@ -14,6 +14,8 @@ import gc
 import json
 import logging
 import os
+import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from dataio.base.errors import WorldError
-from dataio.job.generations import Generations
+from dataio.job.generations import EndedError, Generations
 from dataio.loader import Loader
 from dataio.world import World
 
@@ -65,9 +67,13 @@ class LiveJob:
         number: Steps counted so far, of all calls.
     """
 
-    def __init__(self, world: World, ranks: tuple[int, ...], counted: Counted | None) -> None:
+    def __init__(
+        self, world: World, ranks: tuple[int, ...], counted: Counted | None,
+        *, after_step: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self.world, self.ranks = world, ranks
         self.counted = counted
+        self._after_step = after_step
         self._loader: Loader | None = None
         self._objects: dict[str, Any] = {}
 
@@ -116,6 +122,9 @@ class LiveJob:
 
         The last collective before it must be one to which each rank gives its part of this step,
         such as `average`. Within is none.
+
+        Raises:
+            SystemExit: At its end, with status 0, if this rank was asked to leave by SIGTERM.
         """
         yield
         if self._loader is None:
@@ -123,6 +132,7 @@ class LiveJob:
                 "live: a step was taken before keep; call job.keep(loader, model=model, ...) first"
             )
         self._count(self.number + 1, self._loader.state_dict())
+        self._after_step()
 
     def average(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Average the gradients of all ranks; None counts as zeros. Collective."""
@@ -200,6 +210,8 @@ def live(
     """Call a training function, and again on the ranks that are left whenever some are lost.
 
     Started as torchrun starts ranks: with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. On CPUs.
+    With TONARI_LIVE_JOIN they join the job that runs in the directory, all of them at one step.
+    After SIGTERM a rank ends with its step, with status 0, unless the program handles the signal.
 
     Args:
         train: Makes loader, model and optimizer, gives them to `LiveJob.keep`, and trains as if it
@@ -214,33 +226,55 @@ def live(
         What the function returns.
 
     Raises:
-        StateError: If the directory cannot be made.
+        StateError: If the directory cannot be made, or no job is in it that can be joined.
         WorldError: If fewer ranks are left, the others go on without this one, one of them ended by
             an error of its own, or torchrun's variables are missing.
+        SystemExit: With status 0, if this rank was asked to leave, or the job that it was to join
+            has ended.
     """
     generations = Generations(Path(directory), patience_s=patience_s, timeout_s=timeout_s)
-    try:
-        job = LiveJob(generations.first(), generations.ranks, None)
+    with _handling_sigterm(generations.ask_to_leave), contextlib.closing(generations):
+        world, counted = generations.first(), None
+        results: list[Result] = []
         while True:
+            job = LiveJob(world, generations.ranks, counted, after_step=generations.leave_if_asked)
+            if generations.why:
+                log.warning(
+                    "[rank %d] live: ranks %s go on from step %d (%s)",
+                    world.rank, [*generations.ranks], job.number, generations.why,
+                )  # fmt: skip
             try:
-                result = train(job)
-                return generations.end(job.world, result)
+                results = [train(job)]
+                return generations.end(world, results[0])
             except Exception as error:
+                counted = job.counted
                 if not generations.are_lost(error):
-                    generations.fail(error)
+                    generations.fail(error, has_state=counted is not None)
                     raise
                 why = str(error)
                 # Its frames hold the loader and the model of this call.
                 traceback.clear_frames(error.__traceback__)
             gc.collect()
-            world = generations.go_on(why, least=least)
-            log.warning(
-                "[rank %d] live: ranks %s go on from step %d (%s)",
-                world.rank, [*generations.ranks], job.number, why,
-            )  # fmt: skip
-            job = LiveJob(world, generations.ranks, job.counted)
+            try:
+                world = generations.go_on(why, least=least)
+            except EndedError:
+                if not results:
+                    raise
+                return results[0]  # a rank has passed the end: all had come to it
+
+
+@contextlib.contextmanager
+def _handling_sigterm(handle: Callable[[], None]) -> Iterator[None]:
+    """Call a function at SIGTERM, within, unless the program handles it or this is a thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: handle())
+    try:
+        yield
     finally:
-        generations.close()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _values(its: Any) -> Any:

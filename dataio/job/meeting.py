@@ -3,6 +3,8 @@
 Ranks that have lost others cannot send each other messages, and a store may have died with its
 node. Each writes a file of its own again and again; one of them lists those that still do in a file
 that only one can make. So of two halves that do not see each other one alone goes on.
+
+Newcomers call a meeting by coming to it, and never make the list. Who leaves calls one, too.
 """
 
 import contextlib
@@ -23,6 +25,10 @@ BEAT_S, SILENT_S = 0.25, 3.0
 ends those that a lost rank leaves on its node."""
 
 
+class LeftOutError(WorldError):
+    """The others go on without this rank."""
+
+
 class Meeting:
     """One agreement among the ranks of a job.
 
@@ -31,6 +37,7 @@ class Meeting:
         rank: This rank's number when the job began.
         patience_s: How long the first of those that came waits for others. It must be longer than
             a rank takes to notice `is_called`.
+        unit: Numbers of the newcomers, this one among them, that are listed together or not at all.
         clock: Seconds.
         sleep: Waits for seconds.
     """
@@ -41,11 +48,13 @@ class Meeting:
         rank: int,
         *,
         patience_s: float,
+        unit: range | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._directory, self._rank, self._patience_s = directory, rank, patience_s
         self._clock, self._sleep = clock, sleep
+        self._unit = range(rank, rank + 1) if unit is None else unit
         self._count = 0
 
     @property
@@ -63,53 +72,84 @@ class Meeting:
         (self._directory / f"alive-{self._rank}").touch()
 
     def come(self) -> None:
-        """Come, or say that this rank still waits; after `announce`."""
+        """Come, or say that this rank still waits; after `announce`, unless it is a newcomer.
+
+        Raises:
+            FileNotFoundError: If the job's directory is gone: it has ended.
+        """
         self._count += 1
-        write_file(self._directory / f"rank-{self._rank}", b"%d" % self._count)
+        self._directory.mkdir(exist_ok=True)
+        said = json.dumps([self._count, self._unit.start, self._unit.stop])
+        write_file(self._directory / f"rank-{self._rank}", said.encode())
+
+    def leave(self) -> set[int]:
+        """Say that this rank does not come; return all that said so.
+
+        Raises:
+            FileNotFoundError: If the job's directory is gone: it has ended.
+        """
+        self._directory.mkdir(exist_ok=True)
+        (self._directory / f"left-{self._rank}").touch()
+        return self.named("left-")
 
     def agree(self, expected: Collection[int], *, timeout_s: float) -> tuple[int, ...]:
         """Wait until it is known who goes on: their numbers, ascending. By every rank that came.
 
         Args:
-            expected: Who may come; when all have, nobody waits any longer.
+            expected: The ranks that were; when all but those that left have come, and the whole
+                unit of each newcomer, nobody waits any longer. Who is not one of them is a
+                newcomer.
             timeout_s: Longest wait, also for a rank that was announced and does not come.
 
         Raises:
-            WorldError: If this rank is left out.
+            LeftOutError: If they go on without this rank.
+            WorldError: If it is a newcomer, and nobody makes a list.
+            FileNotFoundError: If the job's directory is gone: it has ended.
         """
-        begun_s, beat_s = self._clock(), -BEAT_S
+        members, begun_s, beat_s = {*expected}, self._clock(), -BEAT_S
         # Of each rank what it said last, and when that was new here.
         heard: dict[int, tuple[bytes, float]] = {}
-        while (met := self._read()) is None:
+        while (met := self.read()) is None:
             waited_s = self._clock() - begun_s
             if waited_s >= beat_s + BEAT_S:
                 self.come()
                 beat_s = waited_s
-                for rank in self._named("rank-"):
+                for rank in self.named("rank-"):
                     said = (self._directory / f"rank-{rank}").read_bytes()
                     if said != heard.get(rank, (b"", 0.0))[0]:
                         heard[rank] = said, waited_s
-            lately = {rank for rank, (_, at_s) in heard.items() if waited_s - at_s < SILENT_S}
-            here = sorted(lately | {self._rank})
-            are_due = self._named("alive-") - heard.keys() and waited_s < timeout_s
-            patience_s = self._patience_s + APART_S * here.index(self._rank)
-            if {*here} >= {*expected} or (waited_s >= patience_s and not are_due):
-                self._publish(here)
-            else:
-                self._sleep(POLL_S)
+                left = self.named("left-")
+                due = self.named("alive-") - heard.keys() - left
+            here = {rank for rank, (_, at_s) in heard.items() if waited_s - at_s < SILENT_S}
+            units = {rank: {*range(*json.loads(heard[rank][0])[1:])} for rank in here - members}
+            is_late = waited_s >= self._patience_s and not (due and waited_s < timeout_s)
+            turn_s = self._patience_s + APART_S * len([r for r in here if r < self._rank])
+            if self._rank not in members:
+                if is_late and not here & members:
+                    raise WorldError(
+                        f"[rank {self._rank}] live: no rank of the job has come to "
+                        f"{self._directory} within {waited_s:.0f} s: it does not run; start it "
+                        "without TONARI_LIVE_JOIN"
+                    )
+            elif here >= members.union(*units.values()) - left or (is_late and waited_s >= turn_s):
+                self._publish(sorted(r for r in here if r in members or here >= units[r]))
+                continue
+            self._sleep(POLL_S)
         if self._rank not in met:
-            raise WorldError(
+            raise LeftOutError(
                 f"[rank {self._rank}] the others go on without this rank, which came too late or "
                 f"did not reach them ({self._directory} has who they are); start it again to join"
             )
         return tuple(met)
 
-    def _named(self, prefix: str) -> set[int]:
+    def named(self, prefix: str) -> set[int]:
+        """List the ranks of which there is a file."""
         names = [path.name for path in self._directory.iterdir()]
         parts = [name.rpartition("-") for name in names]
         return {int(rank) for name, dash, rank in parts if name + dash == prefix and rank.isdigit()}
 
-    def _read(self) -> list[int] | None:
+    def read(self) -> list[int] | None:
+        """Read who goes on; None: it is not known yet."""
         with contextlib.suppress(FileNotFoundError):
             return list(json.loads((self._directory / "members").read_bytes()))
         return None

@@ -4,8 +4,9 @@ python -m tests.dataio.job.live_ranks OUT NUM_RANKS FAULTS [OPTIONS]
 
 FAULTS names for a rank what happens to it, where, and the how manieth time it is there:
 ``{"1": ["kill", "forward", 9]}``. OPTIONS are those of `dataio.live`, and ``wrapped``: whether DDP
-averages the gradients; ``copies``: of each row. Writes OUT/ended.json: the ranks' exit statuses;
-each rank its steps into OUT/steps-RANK.jsonl, and what it has in the end into OUT/end-RANK.json.
+averages the gradients; ``copies``: of each row; ``units``: how many ranks join together, numbered
+on, each time that a rank calls for some. Writes OUT/ended.json: the ranks' exit statuses; each rank
+its steps into OUT/steps-RANK.jsonl, and what it has in the end into OUT/end-RANK.json.
 """
 
 import json
@@ -32,6 +33,7 @@ import shuffle
 
 NUM_SAMPLES, BATCH, EPOCHS = 96, 4, 3
 LIMIT_S = 120.0
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "ask": signal.SIGTERM}
 
 
 def samples() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -61,14 +63,16 @@ class Rank:
     Args:
         out: Where it writes.
         fault: What happens to it, where, at which time; empty: nothing.
+        number: Of all that are ever started.
         wrapped: Whether DDP averages the gradients.
         copies: Nodes that hold each row.
     """
 
-    def __init__(self, out: Path, fault: list[Any], *, wrapped: bool, copies: Any) -> None:
-        self.out, self.fault = out, fault
+    def __init__(
+        self, out: Path, fault: list[Any], *, number: int, wrapped: bool, copies: Any
+    ) -> None:
+        self.out, self.fault, self.number = out, fault, number
         self.wrapped, self.copies = wrapped, copies
-        self.number = int(os.environ["RANK"])
         self.been: Counter[str] = Counter()
         self.calls: list[tuple[list[int], int]] = []
 
@@ -80,10 +84,21 @@ class Rank:
             raise ValueError("planted")
         if self.fault[0] == "miss":  # as gloo says it where a rank alone does not get the sum
             raise RuntimeError("Connection closed by peer")
+        if self.fault[0] == "call":
+            self.call()
+            return
         if self.fault[0] == "soon":
             threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGKILL)).start()
             return
-        os.kill(os.getpid(), signal.SIGKILL if self.fault[0] == "kill" else signal.SIGSTOP)
+        os.kill(os.getpid(), SIGNALS[self.fault[0]])
+
+    def call(self) -> None:
+        """Call for newcomers, and wait until they are there."""
+        before = {*self.out.glob("live/live-*/meeting-*")}
+        (self.out / f"called-{self.number}").touch()
+        until_s = time.monotonic() + LIMIT_S / 2
+        while before == {*self.out.glob("live/live-*/meeting-*")} and time.monotonic() < until_s:
+            time.sleep(0.02)
 
     def train(self, job: dataio.LiveJob) -> tuple[list[list[float]], float]:
         self.calls.append(([*job.ranks], job.number))
@@ -134,31 +149,30 @@ class Rank:
 SHAPES: dict[str, tuple[int, ...]] = {"x": (5,), "y": ()}
 
 
-def run_rank(out: Path, fault: list[Any], options: dict[str, Any]) -> None:
+def run_rank(out: Path, number: int, fault: list[Any], options: dict[str, Any]) -> None:
     """Be one rank."""
     own = {"wrapped": options.pop("wrapped", False), "copies": options.pop("copies", 1)}
-    rank = Rank(out, fault, **own)
+    rank = Rank(out, fault, number=number, **own)
     weights, source_bytes = dataio.live(rank.train, directory=out / "live", **options)
     end = [weights, rank.calls, source_bytes]
-    (out / f"end-{rank.number}.json").write_text(json.dumps(end))
+    (out / f"end-{number}.json").write_text(json.dumps(end))
 
 
-def start(rank: int, num_ranks: int, port: int, out: Path, fault: list[Any], options: Any) -> int:
+def start(number: int, environ: dict[str, str], out: Path, fault: list[Any], options: Any) -> int:
     """Fork a rank: what was imported need not be again."""
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
-        said = os.open(out / f"said-{rank}", os.O_WRONLY | os.O_CREAT)
+        said = os.open(out / f"said-{number}", os.O_WRONLY | os.O_CREAT)
         os.dup2(said, 1)
         os.dup2(said, 2)
-        os.environ |= {
-            "RANK": str(rank), "WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), "TONARI_RANKS_PER_NODE": "1",
-        }  # fmt: skip
-        run_rank(out, fault, options)
+        os.environ |= environ
+        run_rank(out, number, fault, options)
         status = 0
+    except SystemExit as end:
+        status = int(str(end.code))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -166,33 +180,51 @@ def start(rank: int, num_ranks: int, port: int, out: Path, fault: list[Any], opt
         os._exit(status)
 
 
+def start_unit(
+    first: int, size: int, out: Path, faults: dict[str, list[Any]], options: Any, **environ: str
+) -> dict[int, int]:
+    """Start ranks that the launcher would start together; their numbers by their pids."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environ |= {
+        "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "TONARI_RANKS_PER_NODE": "1",
+    }  # fmt: skip
+    return {
+        start(
+            first + rank, {**environ, "RANK": str(rank)}, out, faults.get(str(first + rank), []),
+            options,
+        ): first + rank
+        for rank in range(size)
+    }  # fmt: skip
+
+
 def main(out: Path, num_ranks: int, faults: dict[str, list[Any]], options: dict[str, Any]) -> None:
     """Start ranks, and wait until they have ended; a stopped one goes on when all others have."""
     inputs, targets = samples()
     pq.write_table(pa.table({"x": inputs.tolist(), "y": targets}), out / "samples.parquet")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    pids = {
-        start(rank, num_ranks, port, out, faults.get(str(rank), []), options): rank
-        for rank in range(num_ranks)
-    }
+    units = options.pop("units", [])
+    pids = start_unit(0, num_ranks, out, faults, options)
     statuses: dict[int, int] = {}
     stopped = {int(rank) for rank, fault in faults.items() if fault[0] == "stop"}
-    until_s = time.monotonic() + LIMIT_S
-    while len(statuses) < num_ranks:
+    until_s, num_called = time.monotonic() + LIMIT_S, 0
+    while len(statuses) < len(pids):
+        if units and len([*out.glob("called-*")]) > num_called:
+            num_called += 1
+            pids |= start_unit(len(pids), units.pop(0), out, faults, options, TONARI_LIVE_JOIN="1")
         late = time.monotonic() > until_s
         for pid, rank in pids.items():
             if rank not in statuses:
                 if late:
                     os.kill(pid, signal.SIGKILL)
-                elif {*statuses, *stopped} == {*range(num_ranks)}:
+                elif {*statuses, *stopped} == {*pids.values()}:
                     os.kill(pid, signal.SIGCONT)
                 ended, status = os.waitpid(pid, 0 if late else os.WNOHANG)
                 if ended:
                     statuses[rank] = os.waitstatus_to_exitcode(status)
         time.sleep(0.02)
-    (out / "ended.json").write_text(json.dumps([statuses[rank] for rank in range(num_ranks)]))
+    (out / "ended.json").write_text(json.dumps([statuses[rank] for rank in sorted(statuses)]))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import dataio
-from dataio.base.errors import WorldError
+from dataio.base.errors import StateError, WorldError
 from dataio.job.live import describe, restore
 from dataio.job.meeting import Meeting
+from dataio.job.numbers import find_job
 from dataio.world import single_world
 from importance import Kakurenbo
 from tests.dataio.job.live_ranks import EPOCHS, LIMIT_S, NUM_SAMPLES, loss_of, make, samples
@@ -159,6 +160,59 @@ def test_a_rank_that_stands_still_is_left_behind_and_told_so(tmp_path):
 
 @pytest.mark.multirank
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("faults", "units", "calls"),
+    [
+        ({"0": ["call", "forward", 9]}, [2], [[0, 1], [0, 1, 2, 3]]),
+        # One that has come is lost, and comes again.
+        pytest.param(
+            {"0": ["call", "batch", 5], "2": ["kill", "forward", 3], "1": ["call", "forward", 14]},
+            [1, 1], [[0, 1], [0, 1, 2], [0, 1], [0, 1, 3]], marks=pytest.mark.nightly,
+        ),
+        # Before it is there another is lost; it is lost before it has what the others have.
+        pytest.param(
+            {"0": ["call", "averaged", 6], "1": ["kill", "averaged", 6]}, [1], [[0, 1], [0, 2]],
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            {"0": ["call", "batch", 5], "2": ["kill", "kept", 1]}, [1],
+            [[0, 1], [0, 1, 2], [0, 1]], marks=pytest.mark.nightly,
+        ),
+    ],
+)  # fmt: skip
+def test_ranks_that_come_join_at_a_step_and_each_sample_is_trained_once(
+    tmp_path, faults, units, calls
+):
+    statuses = run(tmp_path, 2, faults, units=units)
+    left = calls[-1]
+    assert [statuses[rank] for rank in left] == [0] * len(left), said(tmp_path, left[-1])
+    assert [ranks for ranks, _ in check(tmp_path, len(statuses), left=left)] == calls
+    assert not [*(tmp_path / "live").iterdir()]
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("place", ["forward", pytest.param("stepped", marks=pytest.mark.nightly)])
+def test_a_rank_that_is_asked_leaves_with_its_step_and_nobody_waits_for_it(tmp_path, place):
+    statuses = run(tmp_path, 3, {"1": ["ask", place, 9]}, patience_s=100.0)
+    assert statuses == [0, 0, 0], said(tmp_path, 0)
+    (_, first), (ranks, number) = check(tmp_path, 3, left=[0, 2])
+    assert (first, ranks) == (0, [0, 2])
+    assert number in ((8, 9) if place == "forward" else (9, 10))
+    assert "ranks [1] have left" in said(tmp_path, 0)
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(240)
+def test_all_ranks_may_be_asked_to_leave(tmp_path):
+    faults = {str(rank): ["ask", "forward", 9] for rank in range(2)}
+    assert run(tmp_path, 2, faults) == [0, 0], said(tmp_path, 0)
+    assert not [*(tmp_path / "live").iterdir()]
+    assert not [*tmp_path.glob("end-*")]
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(240)
 def test_an_error_of_ones_own_and_too_few_ranks_end_the_job(tmp_path):
     (tmp_path / "own").mkdir()
     assert run(tmp_path / "own", 2, {"1": ["raise", "forward", 5]}) == [1, 1]
@@ -173,6 +227,8 @@ def test_what_cannot_go_on_is_refused(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(WorldError, match=r"RANK, .* are not set, expected what torchrun sets"):
         dataio.live(lambda job: None, directory=tmp_path)
+    with pytest.raises(StateError, match=r"no job runs in .*; start it without TONARI_LIVE_JOIN"):
+        find_job(tmp_path)
     with dataio.Loader(
         MemorySource(8), batch_size=4, fields=FIELDS, cache=tmp_path / "cache",
         importance=Kakurenbo(0.3), world=single_world(), reports=dataio.Reports(progress=False),
@@ -221,8 +277,10 @@ class Time:
         self.now += seconds
 
 
-def meeting(tmp_path: Path, rank: int, time: Time) -> Meeting:
-    return Meeting(tmp_path / "meeting", rank, patience_s=3.0, clock=time.clock, sleep=time.sleep)
+def meeting(tmp_path: Path, rank: int, time: Time, unit: range | None = None) -> Meeting:
+    return Meeting(
+        tmp_path / "meeting", rank, patience_s=3.0, unit=unit, clock=time.clock, sleep=time.sleep
+    )
 
 
 def test_a_meeting_waits_for_those_that_are_alive_and_not_longer(tmp_path):
@@ -253,6 +311,34 @@ def test_a_meeting_that_misses_ranks_has_patience_and_more_for_those_that_are_al
     second.come()
     assert second.agree([0, 1, 2], timeout_s=60) == (1,)
     assert time.now == pytest.approx(60 if is_alive else 3, abs=0.1)
+
+
+@pytest.mark.parametrize("is_one_lost", [False, True])
+def test_a_meeting_does_not_wait_for_those_that_have_left(tmp_path, is_one_lost):
+    time = Time()
+    first, second = (meeting(tmp_path, rank, time) for rank in (0, 1))
+    first.announce()
+    assert first.leave() == {0}
+    second.announce()
+    assert second.agree([0, 1, 2] if is_one_lost else [0, 1], timeout_s=60) == (1,)
+    assert time.now == pytest.approx(3 if is_one_lost else 0, abs=0.1)
+
+
+@pytest.mark.parametrize("num_come", [1, 2])
+def test_newcomers_are_awaited_and_listed_all_or_none(tmp_path, num_come):
+    time = Time()
+    for rank in range(1, 1 + num_come):
+        meeting(tmp_path, rank, time, unit=range(1, 3)).come()
+    member = meeting(tmp_path, 0, time)
+    assert member.agree([0], timeout_s=60) == ((0, 1, 2) if num_come == 2 else (0,))
+    assert time.now == pytest.approx(0 if num_come == 2 else 3, abs=0.1)
+
+
+def test_newcomers_do_not_go_on_without_the_job(tmp_path):
+    time = Time()
+    with pytest.raises(WorldError, match=r"no rank of the job has come .* start it without"):
+        meeting(tmp_path, 1, time).agree([0], timeout_s=60)
+    assert time.now == pytest.approx(3, abs=0.1)
 
 
 def test_a_rank_that_came_and_says_nothing_more_is_not_on_the_list(tmp_path):

@@ -1,0 +1,53 @@
+"""The connections that a library has made, so that they can be shut from outside."""
+
+import contextlib
+import os
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class Sockets:
+    """Notes connections as they are made, and shuts them; from any thread."""
+
+    def __init__(self) -> None:
+        self._noted: list[socket.socket] = []
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note the connections that are made within."""
+        before = _open_sockets()
+        try:
+            yield
+        finally:
+            for descriptor, name in _open_sockets().items():
+                if before.get(descriptor) != name:
+                    made = socket.socket(fileno=os.dup(descriptor))
+                    try:
+                        made.getpeername()
+                    except OSError:  # it listens: gloo ends the process where that is shut
+                        made.close()
+                    else:
+                        self._noted.append(made)
+
+    def shut(self) -> None:
+        """Shut them: what waits for them fails, whoever holds it."""
+        with self._lock:
+            for each in self._noted:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+                each.close()
+            self._noted.clear()
+
+
+def _open_sockets() -> dict[int, str]:
+    """List descriptors of sockets, each with what the system names it by."""
+    found = {}
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(path.name)).st_mode):
+                found[int(path.name)] = str(path.readlink())
+    return found
