@@ -31,6 +31,15 @@ Result = TypeVar("Result")
 LOOK_S = 0.25
 """Between two looks whether another rank has called a meeting."""
 
+SILENT_LINK_S = 15
+"""For which a node's system may not answer: one without power or network closes no connection."""
+KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENT_LINK_S),
+)
+
 AGAIN = "start the same command again"
 
 
@@ -240,6 +249,8 @@ class Generations:
                     except OSError:  # it listens: gloo ends the process where that is shut
                         made.close()
                     else:
+                        for option in KEEP_ALIVE if made.family != socket.AF_UNIX else ():
+                            made.setsockopt(*option)
                         self._sockets.append(made)
 
     def _shut(self) -> None:
