@@ -8,6 +8,15 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+SILENT_LINK_S = 15
+"""For which a node's system may not answer: one without power or network closes no connection."""
+KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENT_LINK_S),
+)
+
 
 class Sockets:
     """Notes connections as they are made, and shuts them; from any thread."""
@@ -31,6 +40,8 @@ class Sockets:
                     except OSError:  # it listens: gloo ends the process where that is shut
                         made.close()
                     else:
+                        for option in KEEP_ALIVE if made.family != socket.AF_UNIX else ():
+                            made.setsockopt(*option)
                         self._noted.append(made)
 
     def shut(self) -> None:

@@ -17,6 +17,7 @@ RUN = LongRun(
     work_s={"steps": 90 * 6 * HOUR_S}, days=30, nodes=64, mtbf_s=1000 * HOUR_S,
     interval_s=6 * HOUR_S, checkpoint_s=60, reload_s=60, start_s=120, staging_s=1200,
     keeps_caches=True, queue_s=600, ending_s=300, limit_s=math.inf, signal_s=300, full_fraction=0,
+    live_s=10,
 )  # fmt: skip
 
 if __name__ == "__main__":

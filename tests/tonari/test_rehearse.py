@@ -30,6 +30,7 @@ def long_run(**changes: Any) -> LongRun:
             work_s={"steps": 1e5}, days=30, nodes=50, mtbf_s=NEVER_S, interval_s=1e4,
             checkpoint_s=0.0, reload_s=0.0, start_s=0.0, staging_s=0.0, keeps_caches=True,
             queue_s=0.0, ending_s=0.0, limit_s=math.inf, signal_s=0.0, full_fraction=0.0,
+            live_s=0.0,
         ),
         **changes,
     )  # fmt: skip
@@ -108,6 +109,37 @@ def test_failures_lengthen_a_run_as_daly_expects(start_s, queue_s, ending_s) -> 
     assert found.times[LOST].mean() == pytest.approx(first + others, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("interval_s", "checkpoint_s", "copies"), [(math.inf, 0, 2), (1e4, 300, 2), (3e3, 300, 1)]
+)
+def test_a_run_that_goes_on_live_loses_its_pauses_alone(interval_s, checkpoint_s, copies) -> None:
+    mean_s, staging_s = 2e3, 4900.0
+    run = long_run(
+        mtbf_s=mean_s * 50, interval_s=interval_s, checkpoint_s=checkpoint_s, start_s=500,
+        staging_s=staging_s, queue_s=5000, ending_s=60, live_s=20, copies=copies,
+    )  # fmt: skip
+    found = simulate(run, runs=2000, seed=6)
+    pause_s = 20 + 500 / 50 + (100 if copies == 1 else 0)
+    # Closed form: a failure comes once in mean_s also in pauses; the queue of one node of 50 is
+    # time in which the job lacks it. A start that fails before it trains is done again.
+    written_s = checkpoint_s * math.ceil(1e5 / run.piece_s)
+    going_on = (1e5 + written_s) / (mean_s - pause_s)
+    retries = math.expm1((500 + staging_s) / mean_s)
+    ready_s = retries * (mean_s + 5000 + 60) + 5000
+    expected_s = 1e5 + written_s + going_on * (pause_s + 5000 / 50) + ready_s
+    error_s = found.ended_s.std() / math.sqrt(2000)
+    assert abs(found.ended_s.mean() - expected_s) < 4 * error_s
+    assert found.times[LOST].mean() == pytest.approx(going_on + retries, rel=0.02)
+    assert (found.spent_s[CAUSES.index("repeated")] == 0).all()
+
+
+def test_a_time_limit_also_ends_a_job_that_goes_on_live() -> None:
+    run = long_run(mtbf_s=2e3 * 50, limit_s=2e4, signal_s=100.0, interval_s=5e4, copies=2)
+    found = simulate(run, runs=50, seed=7)
+    assert (found.times[LIMIT] == 1e5 // 19_900).all()
+    assert found.ended_s == pytest.approx(1e5)
+
+
 def test_the_best_interval_is_near_that_of_young_and_daly() -> None:
     run = long_run(mtbf_s=2e4 * 50, checkpoint_s=50, work_s={"steps": 4e5})
     assert run.young_daly_s == pytest.approx(math.sqrt(2 * 50 * 2e4))
@@ -128,7 +160,7 @@ def test_the_best_interval_is_near_that_of_young_and_daly() -> None:
         start_s=st.floats(0, 2e3), staging_s=st.floats(0, 1e4), keeps_caches=st.booleans(),
         queue_s=st.floats(0, 1e4), ending_s=st.floats(0, 100),
         limit_s=st.sampled_from([1e4, 5e4, math.inf]), signal_s=st.floats(0, 3e3),
-        full_fraction=st.floats(0, 0.5),
+        full_fraction=st.floats(0, 0.5), copies=st.integers(0, 2), live_s=st.floats(0, 1e3),
     )
 )  # fmt: skip
 def test_what_happens_adds_up_to_the_time(run: LongRun) -> None:

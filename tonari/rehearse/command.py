@@ -11,7 +11,7 @@ from tonari.report.units import span
 from tonari.sizes import parse_duration_s
 from tonari.terminal import show, wrote
 
-ASSUMED_S = {"queue": 600.0, "start": 120.0, "ending": 300.0, "signal": 300.0}
+ASSUMED_S = {"queue": 600.0, "start": 120.0, "ending": 300.0, "signal": 300.0, "live": 10.0}
 """In place of what is not given; Slurm by itself takes 300 s to give a node up."""
 
 
@@ -60,8 +60,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Say whether a long run ends in time, while its nodes fail: many rehearsals of "
         "it in virtual time, each with failures of its own. A job that loses a node ends, waits in "
         "the queue, starts again, and trains again what no checkpoint holds. The answer has the "
-        "day on which the run ends, the hours that are lost, and the best interval between "
-        "checkpoints. Example: tonari rehearse run.toml --plan plan.json --days 30 --mtbf 2000h. "
+        "day on which the run ends, the hours that are lost, the best interval between "
+        "checkpoints, and what going on live would gain. "
+        "Example: tonari rehearse run.toml --plan plan.json --days 30 --mtbf 2000h. "
         "Lengths of time are such as 90s, 10m, 24h or 7d. More: docs/rehearse.md.",
     )
     parser.add_argument("config", type=Path, metavar="CONFIG.toml", help="as of tonari train")
@@ -88,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         "ending": "from a failure until the job has ended",
         "signal": "before the time limit, when the job begins a checkpoint and ends; 0s: it is "
         "killed at the limit",
+        "live": "for which training stops when a node is lost, if the others go on live",
     }.items():
         _add_time(parser, name, f"{words} (default: {span(ASSUMED_S[name])})")
     _add_time(parser, "time-limit", "of a job, which is then queued again (default: none)")

@@ -69,7 +69,7 @@ def make_run(
         start_s=times_s["start"], staging_s=times_s["staging"],
         keeps_caches=not given.empty_disks, queue_s=times_s["queue"],
         ending_s=times_s["ending"], limit_s=limit_s, signal_s=times_s["signal"],
-        full_fraction=given.disk_full,
+        full_fraction=given.disk_full, live_s=times_s["live"],
     )  # fmt: skip
     return run, intervals_s, assumed
 

@@ -1,7 +1,8 @@
 """A long run whose nodes fail, again and again in virtual time, from a seed. Pure.
 
 Nodes fail independently, after times that are exponential. A job that loses one ends, waits in the
-queue, starts with another node, and goes on from its last checkpoint.
+queue, starts with another node, and goes on from its last checkpoint. Or it goes on live, with what
+its nodes have in memory, and one node fewer until another has come.
 """
 
 import math
@@ -48,6 +49,9 @@ class LongRun:
         limit_s: Time limit of a job; infinite: none.
         signal_s: Before the limit, when the job begins a checkpoint and ends; 0: it is killed.
         full_fraction: Chance of a start to find a full disk, which ends it when rows are staged.
+        live_s: For which training stops when a node is lost, if the others go on live.
+        copies: Of each row in such a run; if it is one, a lost node's are read from the source. 0:
+            the job starts again when a node is lost.
     """
 
     work_s: Mapping[str, float]
@@ -65,6 +69,8 @@ class LongRun:
     limit_s: float
     signal_s: float
     full_fraction: float
+    live_s: float
+    copies: int = 0
 
     @property
     def whole_s(self) -> float:
@@ -131,25 +137,28 @@ def simulate(run: LongRun, *, runs: int, seed: int, follow: int = 0) -> Rehearse
     """
     each = np.arange(runs)
     saved_s, unstaged_s, how = np.zeros(runs), np.full(runs, run.staging_s), np.full(runs, BEGUN)
+    unsaved_s, held_s, is_up = np.zeros(runs), np.zeros(runs), np.zeros(runs, bool)
     spent_s, cost_s = np.zeros((len(CAUSES), runs)), np.zeros((BEGUN + 1, runs))
     times = np.zeros((BEGUN + 1, runs), np.int64)
     followed = []
     for number in range(MOST_STARTS):
         chances = uniform(key(seed, "rehearsed failures", step=number), each, 2).T
         fails_s = -np.log1p(-chances[0]) * run.mtbf_s / run.nodes
-        is_full = chances[1] < run.full_fraction
         goes_on = (how != DONE) & (spent_s.sum(axis=0) < MOST_DAYS * run.days * DAY_S)
         if not goes_on.any():
             break
-        before_s = restart(run, saved_s, unstaged_s)
-        spent, now = train(run, before_s, saved_s, fails_s=fails_s, is_full=is_full)
+        before_s = np.where(is_up, go_on(run)[:, None], restart(run, saved_s, unstaged_s))
+        is_full = (chances[1] < run.full_fraction) & ~is_up
+        start = JobStart(before_s, saved_s, unsaved_s, held_s, is_up)
+        spent, now, unsaved_s, is_up = train(run, start, fails_s=fails_s, is_full=is_full)
         # Nothing more of runs that have ended
         spent *= goes_on
         spent_s += spent
         cost_s[how, each] += spent[:BEFORE].sum(axis=0)
         cost_s[now, each] += spent[BEFORE + 2 :].sum(axis=0)
         times[now, each] += goes_on
-        saved_s += spent[BEFORE]
+        saved_s = saved_s + start.unsaved_s + spent[BEFORE] - unsaved_s
+        held_s = np.where(is_up, held_s + spent[1:].sum(axis=0), 0.0)
         keeps = (now == LIMIT) & run.keeps_caches
         unstaged_s = np.where(keeps, unstaged_s - spent[STAGING], run.staging_s)
         how = np.where(goes_on, now, how)
@@ -161,8 +170,6 @@ def simulate(run: LongRun, *, runs: int, seed: int, follow: int = 0) -> Rehearse
 
 def restart(run: LongRun, saved_s: Array, unstaged_s: Array) -> Array:
     """Recover by starting the job again: what comes before it trains.
-
-    Another way to recover is another function like this one.
 
     Args:
         run: What each run takes.
@@ -176,33 +183,63 @@ def restart(run: LongRun, saved_s: Array, unstaged_s: Array) -> Array:
     return np.stack([run.queue_s * same, run.start_s * same, unstaged_s, reload_s])
 
 
+def go_on(run: LongRun) -> Array:
+    """Recover by going on live: what comes before it trains again, as `restart` gives it.
+
+    Another node comes after the queue and a start. Until then training is slower by one node,
+    which is as if all waited for that part of the time.
+    """
+    read_s = run.staging_s / max(run.nodes - 1, 1) if run.copies == 1 else 0.0
+    return np.array([run.queue_s / run.nodes, run.live_s + run.start_s / run.nodes, read_s, 0.0])
+
+
+@dataclass(frozen=True)
+class JobStart:
+    """Where some runs begin to train, from the beginning, or again after a loss.
+
+    Attributes:
+        before_s: float64[4, run]: what comes before it, see `restart`.
+        saved_s: float64[run]: training that checkpoints hold.
+        unsaved_s: float64[run]: training beyond it that is in memory.
+        held_s: float64[run]: for which the job has held its nodes.
+        is_up: bool[run]: whether it goes on live.
+    """
+
+    before_s: Array
+    saved_s: Array
+    unsaved_s: Array
+    held_s: Array
+    is_up: NDArray[np.bool_]
+
+
 def train(
-    run: LongRun, before_s: Array, saved_s: Array, *, fails_s: Array, is_full: NDArray[np.bool_]
-) -> tuple[Array, Numbers]:
+    run: LongRun, start: JobStart, *, fails_s: Array, is_full: NDArray[np.bool_]
+) -> tuple[Array, Numbers, Array, NDArray[np.bool_]]:
     """Train from a start until all is trained, or something ends it.
 
     Args:
         run: What each run takes.
-        before_s: What comes before it, see `restart`.
-        saved_s: float64[run]: training that checkpoints hold.
+        start: Where each begins.
         fails_s: float64[run]: when a node fails, from the end of the queue on.
         is_full: bool[run]: whether a disk is full.
 
     Returns:
-        float64[cause, run], of which a checkpoint then holds what was trained; int64[run]: how it
-        ended.
+        float64[cause, run]; int64[run]: how it ended; float64[run]: training that memory holds and
+        no checkpoint; bool[run]: whether the job goes on live.
     """
+    before_s, unsaved_s = start.before_s, start.unsaved_s
     ready_s = before_s[1:].cumsum(axis=0)
-    left_s = run.whole_s - saved_s
+    left_s = run.whole_s - start.saved_s
     # A sum of pieces misses the whole by rounding, which is no piece more.
     pieces = np.maximum(np.ceil(left_s / run.piece_s - 1e-9), 1)
-    ends_s = np.empty((BEGUN, len(saved_s)))
+    ends_s = np.empty((BEGUN, len(left_s)))
     ends_s[LOST] = fails_s
-    ends_s[LIMIT] = max(run.limit_s - run.signal_s, 0.0)
+    ends_s[LIMIT] = np.maximum(run.limit_s - run.signal_s - start.held_s, 0.0)
     ends_s[FULL] = np.where(is_full, ready_s[1], math.inf)
-    ends_s[DONE] = ready_s[-1] + left_s + pieces * run.checkpoint_s
+    ends_s[DONE] = ready_s[-1] + left_s - unsaved_s + pieces * run.checkpoint_s
     how, stop_s = ends_s.argmin(axis=0), ends_s.min(axis=0)
-    training_s = np.maximum(stop_s - ready_s[-1], 0.0)
+    # As if what memory holds had been trained since this start.
+    training_s = np.maximum(stop_s - ready_s[-1], 0.0) + unsaved_s
     whole = np.minimum(training_s // (run.piece_s + run.checkpoint_s), pieces - 1)
     rest_s = training_s - whole * (run.piece_s + run.checkpoint_s)
     trained_s = np.minimum(rest_s, np.minimum(run.piece_s, left_s - whole * run.piece_s))
@@ -211,17 +248,18 @@ def train(
     missing_s = np.where((how == LIMIT) & (trained_s > 0), run.checkpoint_s - writing_s, 0.0)
     grace_s = np.minimum(np.minimum(missing_s, run.signal_s), fails_s - stop_s)
     is_saved = (how == DONE) | (how == LIMIT) & (grace_s >= missing_s) & (run.signal_s > 0)
+    is_up = (how == LOST) & (start.is_up | (stop_s > ready_s[-1])) & (run.copies > 0)
     how = np.where((how == LIMIT) & (grace_s < np.minimum(missing_s, run.signal_s)), LOST, how)
-    kept_s = whole * run.piece_s + np.where(is_saved, trained_s, 0.0)
+    kept_s = whole * run.piece_s + np.where(is_saved | is_up, trained_s, 0.0)
     how = np.where(is_saved & (kept_s > left_s - 1e-9 * run.whole_s), DONE, how)
     spent_s = np.stack(
         [
             before_s[0],
             *np.clip(stop_s - ready_s + before_s[1:], 0.0, before_s[1:]),
-            kept_s,
+            kept_s - unsaved_s,
             whole * run.checkpoint_s + writing_s + grace_s,
-            np.where(is_saved, 0.0, trained_s),
-            np.where(how == LOST, run.ending_s, 0.0),
+            np.where(is_saved | is_up, 0.0, trained_s),
+            np.where((how == LOST) & ~is_up, run.ending_s, 0.0),
         ]
     )
-    return spent_s, how
+    return spent_s, how, np.where(is_up, trained_s, 0.0), is_up

@@ -27,6 +27,7 @@ from tonari.trainer.watch.page import TEMPLATE
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Of the interval of Young and Daly, that are tried beside those asked for."""
+COPIES = {1: "goes on live, one copy of each row", 2: "goes on live, two copies of each row"}
 SURE = 0.95
 """Share of the rehearsals that ended in time, from which on the run is said to."""
 NAMES = {
@@ -37,7 +38,8 @@ NAMES = {
 ENDS = {LOST: "lost nodes", LIMIT: "time limits", FULL: "full disks"}
 NOTE = (
     "Nodes fail independently of one another, after times that are exponential. Another node takes "
-    "the place of a lost one, with an empty disk; filling its cache takes as long as filling all."
+    "the place of a lost one, with an empty disk; filling its cache takes as long as filling all. "
+    "A job that goes on live has a node fewer until then."
 )
 
 
@@ -49,6 +51,7 @@ class LongRehearsal:
         run: What it takes.
         found: What became of it.
         tried: The same by interval between checkpoints, its own included.
+        live: The same by copies of each row, if the job goes on live when it loses a node.
         assumed: What was not given.
         seed: Of the failures.
     """
@@ -56,6 +59,7 @@ class LongRehearsal:
     run: LongRun
     found: RehearsedRuns
     tried: Mapping[float, RehearsedRuns]
+    live: Mapping[int, RehearsedRuns]
     assumed: Sequence[str]
     seed: int
 
@@ -78,7 +82,11 @@ def rehearse(
     tried = {each: simulate(replace(run, interval_s=each), runs=runs, seed=seed) for each in every}
     middle = int(np.argsort(tried[run.piece_s].ended_s, kind="stable")[(runs - 1) // 2])
     found = simulate(run, runs=runs, seed=seed, follow=middle)
-    return LongRehearsal(run=run, found=found, tried=tried, assumed=assumed, seed=seed)
+    live = {
+        copies: simulate(replace(run, copies=copies), runs=runs, seed=seed)
+        for copies in COPIES if run.nodes > 1
+    }  # fmt: skip
+    return LongRehearsal(run=run, found=found, tried=tried, live=live, assumed=assumed, seed=seed)
 
 
 def findings(made: LongRehearsal) -> list[str]:
@@ -89,7 +97,8 @@ def findings(made: LongRehearsal) -> list[str]:
     shares = {"5 %": 0.05, "half": 0.5, "95 %": 0.95}
     known = [f"{share} by day {day}" for share, at in shares.items()
              if (day := _day(found, at)) != UNKNOWN]  # fmt: skip
-    lines = [f"The run {word} within its {run.days:g} days: {ended} of {count} rehearsals did."]
+    days = f"{run.days:g} day{'s' * (run.days != 1)}"
+    lines = [f"The run {word} within its {days}: {ended} of {count} rehearsals did."]
     if known:
         lines.append(f"Ends: {', '.join(known)}.")
     if given_up := int(np.isinf(found.ended_s).sum()):
@@ -101,6 +110,12 @@ def findings(made: LongRehearsal) -> list[str]:
         f"Goodput: {found.goodput(run):.1%} of the node hours trained steps that counted; a run "
         f"lost {_count(found.times[LOST].mean())} nodes on average."
     )
+    if made.live:
+        one, two = (other.goodput(run) for other in made.live.values())
+        lines.append(
+            f"If the job went on live when it loses a node: {one:.1%}, and with two copies of each "
+            f"row {two:.1%}."
+        )
     if len(made.tried) > 1:
         best = made.tried[made.best_s]
         gets = f"goodput {best.goodput(run):.1%}, {made.in_time(best)} of {count} in time"
@@ -140,19 +155,21 @@ def tables(made: LongRehearsal) -> list[Table]:
         (name, _count(times[n]), f"{cost_h[n] / times[n]:,.2f}", f"{cost_h[n]:,.2f}")
         for n, name in ENDS.items() if times[n]
     ]  # fmt: skip
-    marks = {run.piece_s: "of this run", min(run.young_daly_s, run.whole_s): "Young and Daly"}
-    tried = [
-        (span(each), _day(other, 0.5), _day(other, SURE), f"{other.goodput(run):.1%}",
-         f"{made.in_time(other) / len(other.ended_s):.0%}", marks.get(each, ""))
-        for each, other in made.tried.items()
-    ]  # fmt: skip
+    marks = {run.piece_s: "of this run", run.young_daly_s: "Young and Daly"}
+
+    def shares(of: RehearsedRuns) -> tuple[str, ...]:
+        in_time = f"{made.in_time(of) / len(of.ended_s):.0%}"
+        return _day(of, 0.5), _day(of, SURE), f"{of.goodput(run):.1%}", in_time
+
+    tried = [(span(each), *shares(of), marks.get(each, "")) for each, of in made.tried.items()]
+    ways = [("starts again", *shares(found))] if made.live else []
+    ways += [(COPIES[copies], *shares(of)) for copies, of in made.live.items()]
+    figures = ("half by day", "95 % by day", "goodput", "in time")
     made_tables = [
         Table(("", "hours", "share", "node hours"), spent, "Where the time of a run goes (mean)"),
         Table(("", "times", "hours each", "hours"), interrupted, "What interrupts a run (mean)"),
-        Table(
-            ("interval", "half by day", "95 % by day", "goodput", "in time", ""), tried,
-            "Checkpoints",
-        ),
+        Table(("interval", *figures, ""), tried, "Checkpoints"),
+        Table(("", *figures), ways, "When a node is lost, the job"),
     ]  # fmt: skip
     return [table for table in made_tables if table.rows]
 
@@ -196,6 +213,7 @@ def document(made: LongRehearsal) -> dict[str, object]:
         "ends": {name: {"times": times[n], "hours": cost_h[n]} for n, name in ENDS.items()},
         "young_daly_s": run.young_daly_s, "best_s": made.best_s,
         "tried": [{"interval_s": each, **figures(of)} for each, of in made.tried.items()],
+        "live": [{"copies": each, **figures(of)} for each, of in made.live.items()],
         "followed": [
             {"ended": ENDS.get(how, "done"), **dict(zip(CAUSES, spent, strict=True))}
             for spent, how in found.followed

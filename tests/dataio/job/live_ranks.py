@@ -3,12 +3,14 @@
 python -m tests.dataio.job.live_ranks OUT NUM_RANKS FAULTS [OPTIONS]
 
 FAULTS names for a rank what happens to it, where, and the how manieth time it is there:
-``{"1": ["kill", "forward", 9]}``. OPTIONS are those of `dataio.live`, and ``wrapped``: whether DDP
-averages the gradients; ``copies``: of each row; ``units``: how many ranks join together, numbered
+``{"1": ["kill", "forward", 9]}``; ``soon`` is a kill some seconds later, which may be added.
+OPTIONS are those of `dataio.live` and `Rank`, and ``units``: how many ranks join together, numbered
 on, each time that a rank calls for some. Writes OUT/ended.json: the ranks' exit statuses; each rank
-its steps into OUT/steps-RANK.jsonl, and what it has in the end into OUT/end-RANK.json.
+its steps into OUT/steps-RANK.jsonl, and what it has in the end into OUT/end-RANK.json. With RANK
+set, as torchrun sets it, it is that rank alone.
 """
 
+import inspect
 import json
 import os
 import signal
@@ -36,11 +38,17 @@ LIMIT_S = 120.0
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "ask": signal.SIGTERM}
 
 
-def samples() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def samples(number: int = NUM_SAMPLES) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Inputs and targets."""
     draw = np.random.default_rng(0)
-    inputs = draw.normal(size=(NUM_SAMPLES, 5))
+    inputs = draw.normal(size=(number, 5))
     return inputs, inputs @ draw.normal(size=5)
+
+
+def write_samples(path: Path, number: int = NUM_SAMPLES) -> None:
+    """Write them as a source."""
+    inputs, targets = samples(number)
+    pq.write_table(pa.table({"x": inputs.tolist(), "y": targets}), path)
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.StepLR]:
@@ -66,19 +74,28 @@ class Rank:
         number: Of all that are ever started.
         wrapped: Whether DDP averages the gradients.
         copies: Nodes that hold each row.
+        shared: On a filesystem of all nodes: samples, and what `saves` writes.
+        cache: Of its node.
+        saves: Whether an epoch's end evaluates and saves, and rows are logged.
+        until: Counted steps after which the ranks save all and end.
+        begins_from: Directory of a run that did.
     """
 
     def __init__(
-        self, out: Path, fault: list[Any], *, number: int, wrapped: bool, copies: Any
-    ) -> None:
+        self, out: Path, fault: list[Any], *, number: int, wrapped: bool = False, copies: Any = 1,
+        shared: str = "", cache: str = "", saves: bool = False, until: int = 0,
+        begins_from: str = "",
+    ) -> None:  # fmt: skip
         self.out, self.fault, self.number = out, fault, number
-        self.wrapped, self.copies = wrapped, copies
+        self.wrapped, self.copies, self.saves, self.until = wrapped, copies, saves, until
+        self.shared, self.cache = Path(shared or out), Path(cache or out / "cache")
+        self.begins_from = Path(begins_from) if begins_from else None
         self.been: Counter[str] = Counter()
         self.calls: list[tuple[list[int], int]] = []
 
     def at(self, place: str) -> None:
         self.been[place] += 1
-        if self.fault[1:] != [place, self.been[place]]:
+        if self.fault[1:3] != [place, self.been[place]]:
             return
         if self.fault[0] == "raise":
             raise ValueError("planted")
@@ -88,7 +105,8 @@ class Rank:
             self.call()
             return
         if self.fault[0] == "soon":
-            threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            after_s = self.fault[3] if self.fault[3:] else 0.7
+            threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
             return
         os.kill(os.getpid(), SIGNALS[self.fault[0]])
 
@@ -100,16 +118,27 @@ class Rank:
         while before == {*self.out.glob("live/live-*/meeting-*")} and time.monotonic() < until_s:
             time.sleep(0.02)
 
-    def train(self, job: dataio.LiveJob) -> tuple[list[list[float]], float]:
+    def train(self, job: dataio.LiveJob) -> tuple[list[list[float]], float, float]:
         self.calls.append(([*job.ranks], job.number))
         model, optimizer, schedule = make()
         fields = {key: dataio.Array(key, shape, "float64") for key, shape in SHAPES.items()}
+        source = str(self.shared / "samples.parquet")
+        rows = self.shared / "rows" if self.saves else None
         with dataio.Loader(
-            str(self.out / "samples.parquet"), batch_size=BATCH, fields=fields, world=job.world,
-            cache=dataio.NodeCache(self.out / "cache", copies=self.copies),
-            shuffle=shuffle.Partial(0.3), reports=dataio.Reports(progress=False),
+            source, batch_size=BATCH, fields=fields, world=job.world,
+            cache=dataio.NodeCache(self.cache, copies=self.copies),
+            shuffle=shuffle.Partial(0.3), reports=dataio.Reports(progress=False, rows=rows),
         ) as loader:  # fmt: skip
-            job.keep(loader, model=model, optimizer=optimizer, schedule=schedule)
+            kept: dict[str, Any] = {
+                "model": model, "optimizer": optimizer, "schedule": schedule,
+            }  # fmt: skip
+            if not job.keep(loader, **kept) and self.begins_from:
+                loader.restore(self.begins_from / "loader")
+                for its, state in zip(
+                    kept.values(), torch.load(self.begins_from / "states"), strict=True
+                ):
+                    its.load_state_dict(state)
+            held_out: Any = loader.evaluation(source, fields=fields) if self.saves else []
             trained: nn.Module = (
                 nn.parallel.DistributedDataParallel(model) if self.wrapped else model
             )
@@ -134,16 +163,31 @@ class Rank:
                     with job.step():
                         optimizer.step()
                         schedule.step()
-                    rows = sorted(each for each in torch.cat(ids).tolist() if each >= 0)
-                    self.note(job.number, epoch, rows, len(ids), total.item())
+                    rows_of = sorted(each for each in torch.cat(ids).tolist() if each >= 0)
+                    self.note(job.number, epoch, rows_of, len(ids), total.item())
                     self.at("stepped")
+                    if job.number == self.until:
+                        return self.save(loader, kept), 0, 0
                 self.at("epoch end")
+                for batch in held_out:
+                    self.at("evaluation")
+                    loss_of(model, batch["x"], batch["y"])
+                if self.saves:
+                    self.at("saving")
+                    loader.save(self.shared / f"epoch-{epoch}")
             weights = [parameter.detach().flatten().tolist() for parameter in model.parameters()]
-            return weights, loader.stats()["source_bytes"]
+            stats = loader.stats()
+            return weights, stats["source_bytes"], stats["staged_rows"]
+
+    def save(self, loader: dataio.Loader, kept: dict[str, Any]) -> list[list[float]]:
+        loader.save(self.shared / "loader")
+        if self.number == 0:
+            torch.save([its.state_dict() for its in kept.values()], self.shared / "states")
+        return []
 
     def note(self, *step: object) -> None:
         with open(self.out / f"steps-{self.number}.jsonl", "a") as file:
-            file.write(json.dumps(step) + "\n")
+            file.write(json.dumps([*step, time.time()]) + "\n")
 
 
 SHAPES: dict[str, tuple[int, ...]] = {"x": (5,), "y": ()}
@@ -151,10 +195,11 @@ SHAPES: dict[str, tuple[int, ...]] = {"x": (5,), "y": ()}
 
 def run_rank(out: Path, number: int, fault: list[Any], options: dict[str, Any]) -> None:
     """Be one rank."""
-    own = {"wrapped": options.pop("wrapped", False), "copies": options.pop("copies", 1)}
+    names = inspect.signature(Rank).parameters
+    own = {name: options.pop(name) for name in [*options] if name in names}
     rank = Rank(out, fault, number=number, **own)
-    weights, source_bytes = dataio.live(rank.train, directory=out / "live", **options)
-    end = [weights, rank.calls, source_bytes]
+    weights, *read = dataio.live(rank.train, directory=rank.shared / "live", **options)
+    end = [weights, rank.calls, *read]
     (out / f"end-{number}.json").write_text(json.dumps(end))
 
 
@@ -202,8 +247,7 @@ def start_unit(
 
 def main(out: Path, num_ranks: int, faults: dict[str, list[Any]], options: dict[str, Any]) -> None:
     """Start ranks, and wait until they have ended; a stopped one goes on when all others have."""
-    inputs, targets = samples()
-    pq.write_table(pa.table({"x": inputs.tolist(), "y": targets}), out / "samples.parquet")
+    write_samples(out / "samples.parquet")
     units = options.pop("units", [])
     pids = start_unit(0, num_ranks, out, faults, options)
     statuses: dict[int, int] = {}
@@ -228,4 +272,9 @@ def main(out: Path, num_ranks: int, faults: dict[str, list[Any]], options: dict[
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4]))
+    given = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4])
+    if "RANK" in os.environ:
+        rank = os.environ["RANK"]
+        run_rank(given[0], int(rank), given[2].get(rank, []), given[3])
+    else:
+        main(*given)

@@ -1,6 +1,7 @@
 """Ranks are lost at any moment: the others train on, each sample once, as one process would."""
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from dataio.base.errors import StateError, WorldError
 from dataio.job.live import describe, restore
 from dataio.job.meeting import Meeting
 from dataio.job.numbers import find_job
+from dataio.job.sockets import Sockets
 from dataio.world import single_world
 from importance import Kakurenbo
 from tests.dataio.job.live_ranks import EPOCHS, LIMIT_S, NUM_SAMPLES, loss_of, make, samples
@@ -41,7 +43,15 @@ def said(out: Path, rank: int) -> str:
     return (out / f"said-{rank}").read_text()
 
 
-def check(out: Path, num_ranks: int, *, left: list[int]) -> list[list[Any]]:
+def steps_of(out: Path, rank: int) -> list[list[Any]]:
+    """Read the steps that a rank has counted: number, epoch, rows, ranks, loss, time."""
+    path = out / f"steps-{rank}.jsonl"
+    return [*map(json.loads, path.read_text().splitlines())] if path.exists() else []
+
+
+def check(
+    out: Path, num_ranks: int, *, left: list[int], num_samples: int = NUM_SAMPLES
+) -> list[list[Any]]:
     """Check what was trained; return with whom, and from which step on, the first that is left did.
 
     All that wrote a step wrote the same, an epoch has each sample once, and losses and weights are
@@ -49,13 +59,12 @@ def check(out: Path, num_ranks: int, *, left: list[int]) -> list[list[Any]]:
     """
     steps: dict[int, list[Any]] = {}
     for rank in range(num_ranks):
-        path = out / f"steps-{rank}.jsonl"
-        for number, *its in map(json.loads, path.read_text().splitlines() if path.exists() else []):
+        for number, *its, _ in steps_of(out, rank):
             assert steps.setdefault(number, its) == its
     assert sorted(steps) == [*range(1, len(steps) + 1)]
     trained: dict[int, list[int]] = {epoch: [] for epoch in range(EPOCHS)}
     model, optimizer, schedule = make()
-    inputs, targets = map(torch.from_numpy, samples())
+    inputs, targets = map(torch.from_numpy, samples(num_samples))
     for _, (epoch, ids, world_size, loss) in sorted(steps.items()):
         trained[epoch] += ids
         optimizer.zero_grad()
@@ -64,9 +73,9 @@ def check(out: Path, num_ranks: int, *, left: list[int]) -> list[list[Any]]:
         (whole / world_size).backward()
         optimizer.step()
         schedule.step()
-    assert all(sorted(ids) == [*range(NUM_SAMPLES)] for ids in trained.values())
+    assert all(sorted(ids) == [*range(num_samples)] for ids in trained.values())
     ends = [json.loads((out / f"end-{rank}.json").read_text()) for rank in left]
-    for weights, calls, _ in ends:
+    for weights, calls, *_ in ends:
         assert weights == ends[0][0]
         assert calls[-1][0] == ends[0][1][-1][0]
     for parameter, values in zip(model.parameters(), ends[0][0], strict=True):
@@ -238,6 +247,17 @@ def test_what_cannot_go_on_is_refused(tmp_path, monkeypatch):
             job.keep(loader)
         with pytest.raises(WorldError, match=r"call job\.keep"), job.step():
             pass
+
+
+def test_a_connection_to_a_node_without_power_ends_by_itself():
+    sockets = Sockets()
+    with socket.create_server(("127.0.0.1", 0)) as server, sockets.noting():
+        client = socket.create_connection(server.getsockname())
+    assert client.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 15_000
+    sockets.shut()
+    with client, pytest.raises(ConnectionError):
+        client.send(b"shut")
 
 
 def test_a_state_is_told_to_others_as_it_is():
