@@ -5,13 +5,14 @@ to a meeting shuts all its own: whoever waits for it fails, and comes too.
 """
 
 import contextlib
+import logging
 import os
 import shutil
 import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +29,7 @@ from dataio.world.agree import together
 from dataio.world.discover import torch_world
 
 Result = TypeVar("Result")
+log = logging.getLogger(__name__)
 LOOK_S = 0.25
 """Between two looks whether another rank has called a meeting."""
 
@@ -41,12 +43,21 @@ class Generations:
         directory: That every node sees.
         patience_s: How long ranks that lost others wait for more of them.
         timeout_s: Longest wait for another rank.
+        choose: See `dataio.job.live.live`.
 
     Attributes:
         ranks: Those that are there, by their numbers when the job began.
     """
 
-    def __init__(self, directory: Path, *, patience_s: float, timeout_s: float) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        patience_s: float,
+        timeout_s: float,
+        choose: Callable[[tuple[int, ...]], tuple[int, ...]],
+    ) -> None:
+        self._choose = choose
         self._root = self._directory = directory
         self._patience_s, self._timeout_s = patience_s, timeout_s
         self.ranks: tuple[int, ...] = ()
@@ -71,7 +82,7 @@ class Generations:
                 "all ranks with the first that is lost; start the ranks by torchrun, one on each "
                 "node, or leave live out"
             )
-        with self._noting_sockets():
+        with self.noting_sockets():
             dist.init_process_group("gloo", timeout=timedelta(seconds=self._timeout_s))
             world = torch_world(timeout_s=self._timeout_s)
         self._rank, self.ranks = world.rank, tuple(range(world.world_size))
@@ -117,8 +128,16 @@ class Generations:
             meeting, expected = self._meeting, self.ranks
             assert meeting is not None, "the first world was made"
             self._check_failed(why)
-            self.ranks = self._meet(meeting, why)
+            met = self._meet(meeting, why)
             self._check_failed(why)
+            self.ranks = self._choose(met)
+            if self._rank not in self.ranks:
+                log.warning(
+                    "[rank %d] live: ranks %s go on without this one, for which they have no part; "
+                    "it ends (%s)", self._rank, [*self.ranks], why,
+                )  # fmt: skip
+                # torchrun would end the other ranks of this node after any other status.
+                raise SystemExit(0)
             if len(self.ranks) < least:
                 raise WorldError(
                     f"[rank {self._rank}] live: {len(self.ranks)} ranks are left, expected {least} "
@@ -179,7 +198,7 @@ class Generations:
         """Make the default group and the world of `ranks`. Collective."""
         limit, size = timedelta(seconds=self._timeout_s), len(self.ranks)
         file = self._directory / f"store-{self._number}"
-        with self._noting_sockets():
+        with self.noting_sockets():
             if self._rank == self.ranks[0]:
                 # As at the start where all are of one node: its own name may lead nowhere.
                 host = os.environ["MASTER_ADDR"]
@@ -226,8 +245,8 @@ class Generations:
         threading.Thread(target=look, daemon=True, name="tonari-live").start()
 
     @contextlib.contextmanager
-    def _noting_sockets(self) -> Iterator[None]:
-        """Note the connections that are made within."""
+    def noting_sockets(self) -> Iterator[None]:
+        """Note the connections that are made within: they are shut when ranks are lost."""
         before = _open_sockets()
         try:
             yield

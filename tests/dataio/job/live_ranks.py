@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,12 @@ def run_rank(out: Path, fault: list[Any], options: dict[str, Any]) -> None:
     (out / f"end-{rank.number}.json").write_text(json.dumps(end))
 
 
-def start(rank: int, num_ranks: int, port: int, out: Path, fault: list[Any], options: Any) -> int:
+RunRank = Callable[[Path, list[Any], dict[str, Any]], None]
+
+
+def start(
+    rank: int, num_ranks: int, port: int, out: Path, fault: list[Any], options: Any, run: RunRank
+) -> int:  # fmt: skip
     """Fork a rank: what was imported need not be again."""
     pid = os.fork()
     if pid:
@@ -157,8 +163,10 @@ def start(rank: int, num_ranks: int, port: int, out: Path, fault: list[Any], opt
             "RANK": str(rank), "WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port), "TONARI_RANKS_PER_NODE": "1",
         }  # fmt: skip
-        run_rank(out, fault, options)
+        run(out, fault, options)
         status = 0
+    except SystemExit as error:
+        status = int(error.code or 0)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -166,15 +174,15 @@ def start(rank: int, num_ranks: int, port: int, out: Path, fault: list[Any], opt
         os._exit(status)
 
 
-def main(out: Path, num_ranks: int, faults: dict[str, list[Any]], options: dict[str, Any]) -> None:
+def start_ranks(
+    out: Path, num_ranks: int, faults: dict[str, list[Any]], options: dict[str, Any], run: RunRank
+) -> None:
     """Start ranks, and wait until they have ended; a stopped one goes on when all others have."""
-    inputs, targets = samples()
-    pq.write_table(pa.table({"x": inputs.tolist(), "y": targets}), out / "samples.parquet")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     pids = {
-        start(rank, num_ranks, port, out, faults.get(str(rank), []), options): rank
+        start(rank, num_ranks, port, out, faults.get(str(rank), []), options, run): rank
         for rank in range(num_ranks)
     }
     statuses: dict[int, int] = {}
@@ -195,5 +203,12 @@ def main(out: Path, num_ranks: int, faults: dict[str, list[Any]], options: dict[
     (out / "ended.json").write_text(json.dumps([statuses[rank] for rank in range(num_ranks)]))
 
 
+def main(out: Path) -> None:
+    """Write the data, and start ranks that train on it."""
+    inputs, targets = samples()
+    pq.write_table(pa.table({"x": inputs.tolist(), "y": targets}), out / "samples.parquet")
+    start_ranks(out, int(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4]), run_rank)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4]))
+    main(Path(sys.argv[1]))
