@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -51,20 +52,30 @@ class Generations:
         directory: That every node sees.
         patience_s: How long ranks that lost others wait for more of them.
         timeout_s: Longest wait for another rank.
+        choose: See `dataio.job.live.live`.
 
     Attributes:
         ranks: Those that are there, by their numbers: when the job began, or new ones later.
         why: They are no longer those that were.
+        sockets: Connections that are shut when ranks are lost.
     """
 
-    def __init__(self, directory: Path, *, patience_s: float, timeout_s: float) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        patience_s: float,
+        timeout_s: float,
+        choose: Callable[[tuple[int, ...]], tuple[int, ...]],
+    ) -> None:
+        self._choose = choose
         self._root = self._directory = directory
         self._patience_s, self._timeout_s = patience_s, timeout_s
         self.ranks: tuple[int, ...] = ()
         self.why = ""
         self._rank = self._number = 0
         self._meeting: Meeting | None = None
-        self._sockets = Sockets()
+        self.sockets = Sockets()
         self._watched = threading.Event()
         self._reacting = threading.Lock()
         self._is_new = self._is_ending = self._is_asked = False
@@ -86,7 +97,7 @@ class Generations:
                 "all ranks with the first that is lost; start the ranks by torchrun, one on each "
                 "node, or leave live out"
             )
-        with self._sockets.noting():
+        with self.sockets.noting():
             dist.init_process_group("gloo", timeout=timedelta(seconds=self._timeout_s))
             world = torch_world(timeout_s=self._timeout_s)
         self._is_new = bool(os.environ.get(JOIN))
@@ -169,7 +180,7 @@ class Generations:
             if self._next_meeting().leave() >= {*self.ranks}:
                 self._remove()
         self._watched.set()
-        self._sockets.shut()
+        self.sockets.shut()
         raise SystemExit(0)
 
     def go_on(self, why: str, *, least: int) -> World:
@@ -190,8 +201,16 @@ class Generations:
         while True:
             self.leave_if_asked()
             self._check_failed(why)
-            self.ranks = self._meet(why)
+            met = self._meet(why)
             self._check_failed(why)
+            self.ranks = self._choose(met)
+            if self._rank not in self.ranks:
+                log.warning(
+                    "[rank %d] live: ranks %s go on without this one, for which they have no part; "
+                    "it ends (%s)", self._rank, [*self.ranks], why,
+                )  # fmt: skip
+                # torchrun would end the other ranks of this node after any other status.
+                raise SystemExit(0)
             if len(self.ranks) < least:
                 raise WorldError(
                     f"[rank {self._rank}] live: {len(self.ranks)} ranks are left, expected {least} "
@@ -202,7 +221,7 @@ class Generations:
             self._number += 1
             self._watch()
             try:
-                with self._sockets.noting():
+                with self.sockets.noting():
                     return connect(
                         self._directory / f"store-{self._number}",
                         rank=self.ranks.index(self._rank), world_size=len(self.ranks),
@@ -262,7 +281,7 @@ class Generations:
         self._leave()
 
     def _leave(self) -> None:
-        self._sockets.shut()
+        self.sockets.shut()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -287,7 +306,7 @@ class Generations:
                     # A job that comes to its end does not begin again for newcomers alone.
                     if not self._is_ending or meeting.named("alive-") | meeting.named("left-"):
                         # Again and again: more may be made meanwhile.
-                        self._sockets.shut()
+                        self.sockets.shut()
                         meeting.announce()
 
         threading.Thread(target=look, daemon=True, name="tonari-live").start()

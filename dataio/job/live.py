@@ -20,18 +20,30 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from dataio.base.errors import WorldError
 from dataio.job.generations import EndedError, Generations
-from dataio.loader import Loader
 from dataio.world import World
 
 Result = TypeVar("Result")
+Noting = Callable[[], contextlib.AbstractContextManager[None]]
 log = logging.getLogger(__name__)
+
+
+class Position(Protocol):
+    """What is asked of a loader."""
+
+    @property
+    def keeps_scores(self) -> bool: ...
+
+    def state_dict(self) -> dict[str, object]: ...
+
+    def load_state_dict(self, state: dict[str, object]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -53,8 +65,8 @@ class Counted:
     objects: Mapping[str, Any]
 
     def state(self) -> dict[str, Any]:
-        """Put all of it together, as ``state_dict`` of each gives it."""
-        whole = {name: _whole(its, self.values[name]) for name, its in self.objects.items()}
+        """Put all of it together, as ``state_dict`` of each gives it: of shards, this rank's."""
+        whole = {name: _own(_whole(its, self.values[name])) for name, its in self.objects.items()}
         return {**whole, "loader": self.loader, "random": self.random}
 
 
@@ -65,23 +77,26 @@ class LiveJob:
         world: All of them.
         ranks: Their numbers when the job began.
         number: Steps counted so far, of all calls.
+        noting_groups: Within it process groups beside the default one are to be made: waits in
+            them end too when ranks are lost.
     """
 
     def __init__(
         self, world: World, ranks: tuple[int, ...], counted: Counted | None,
-        *, after_step: Callable[[], None] = lambda: None,
+        *, noting_groups: Noting = contextlib.nullcontext,
+        after_step: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        self.world, self.ranks = world, ranks
+        self.world, self.ranks, self.noting_groups = world, ranks, noting_groups
         self.counted = counted
         self._after_step = after_step
-        self._loader: Loader | None = None
+        self._loader: Position | None = None
         self._objects: dict[str, Any] = {}
 
     @property
     def number(self) -> int:
         return self.counted.number if self.counted is not None else 0
 
-    def keep(self, loader: Loader, **objects: Any) -> bool:
+    def keep(self, loader: Position, **objects: Any) -> bool:
         """Name what steps change; after a loss it gets what it had. Collective, once in each call.
 
         Args:
@@ -110,7 +125,7 @@ class LiveJob:
         if min(numbers) < most:
             state = self._take_over(state, donor=numbers.index(most))
         for name, its in objects.items():
-            its.load_state_dict(state[name])
+            its.load_state_dict(_spread(its, state[name]))
         loader.load_state_dict(state["loader"])
         torch.set_rng_state(state["random"])
         self._count(most, state["loader"])
@@ -131,8 +146,16 @@ class LiveJob:
             raise WorldError(
                 "live: a step was taken before keep; call job.keep(loader, model=model, ...) first"
             )
-        self._count(self.number + 1, self._loader.state_dict())
+        self.count(self._loader.state_dict())
         self._after_step()
+
+    def count(self, place: dict[str, object]) -> None:
+        """Count a step that was taken, where `step` is not used.
+
+        Args:
+            place: Where the loader stands behind it, by its ``state_dict``.
+        """
+        self._count(self.number + 1, place)
 
     def average(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Average the gradients of all ranks; None counts as zeros. Collective."""
@@ -206,6 +229,7 @@ def live(
     least: int = 1,
     patience_s: float = 5.0,
     timeout_s: float = 300.0,
+    choose: Callable[[tuple[int, ...]], tuple[int, ...]] = tuple,
 ) -> Result:
     """Call a training function, and again on the ranks that are left whenever some are lost.
 
@@ -221,6 +245,8 @@ def live(
         patience_s: How long ranks that lost others wait for more of them to come: longer than
             a node that is busy takes to notice, or that node is left behind.
         timeout_s: Longest wait for another rank, > 0; one that is silent for longer is lost.
+        choose: Which of the ranks that are left go on, in the order of their new numbers; the
+            others end. The same on all of them; defaults to all.
 
     Returns:
         What the function returns.
@@ -232,12 +258,17 @@ def live(
         SystemExit: With status 0, if this rank was asked to leave, or the job that it was to join
             has ended.
     """
-    generations = Generations(Path(directory), patience_s=patience_s, timeout_s=timeout_s)
+    generations = Generations(
+        Path(directory), patience_s=patience_s, timeout_s=timeout_s, choose=choose
+    )
     with _handling_sigterm(generations.ask_to_leave), contextlib.closing(generations):
         world, counted = generations.first(), None
         results: list[Result] = []
         while True:
-            job = LiveJob(world, generations.ranks, counted, after_step=generations.leave_if_asked)
+            job = LiveJob(
+                world, generations.ranks, counted, noting_groups=generations.sockets.noting,
+                after_step=generations.leave_if_asked,
+            )  # fmt: skip
             if generations.why:
                 log.warning(
                     "[rank %d] live: ranks %s go on from step %d (%s)",
@@ -302,3 +333,37 @@ def _whole(its: Any, values: Any) -> Any:
             group.update(value)
         return its.state_dict()
     return values
+
+
+def _own(state: Any) -> Any:
+    """Put this rank's shards in the places of tensors that lie over ranks, which are others now."""
+    if isinstance(state, DTensor):
+        return state.to_local()
+    if isinstance(state, Mapping):
+        return {name: _own(part) for name, part in state.items()}
+    return type(state)(map(_own, state)) if isinstance(state, list | tuple) else state
+
+
+def _spread(its: Any, state: Any) -> Any:
+    """Make tensors over ranks again of shards, where an object has such."""
+    if isinstance(its, torch.nn.Module):
+        like = its.state_dict()
+        return {name: _shard_of(like.get(name), part) for name, part in state.items()}
+    if isinstance(its, torch.optim.Optimizer):
+        parameters = [each for group in its.param_groups for each in group["params"]]
+        spread = {
+            number: {name: _shard_of(parameters[number], part) for name, part in held.items()}
+            for number, held in state["state"].items()
+        }
+        return {**state, "state": spread}
+    return state
+
+
+def _shard_of(like: Any, part: Any) -> Any:
+    # What an optimizer counts has no dimension, and is no shard.
+    if not (isinstance(like, DTensor) and isinstance(part, torch.Tensor) and part.dim()):
+        return part
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape,
+        stride=like.stride(),
+    )  # fmt: skip

@@ -38,7 +38,7 @@ from tests.multirank import launch_command, run_job
 from tests.trainer.digits import write_config
 from tonari import cli
 from tonari.trainer import ConfigError
-from tonari.trainer.run.loop import _check_device
+from tonari.trainer.run.build import check_device
 
 
 @pytest.fixture
@@ -389,5 +389,5 @@ def test_a_gpu_that_is_not_there_is_refused_before_any_data_is_staged(tmp_path: 
     with pytest.raises(ValueError, match=f"^join: {words}"), dataio.join(device="cuda"):
         pass
     with pytest.raises(ConfigError, match=f"^run.{words}"):
-        _check_device("cuda")
+        check_device("cuda")
     assert not (tmp_path / "cache").exists()

@@ -15,11 +15,12 @@ from tonari.trainer.mesh.pipeline import Pipeline
 from tonari.trainer.mesh.place import Place, place_of
 from tonari.trainer.models import GPT, Adapted, ResNet, SmallCNN, StagedModel, ViT, seeded
 from tonari.trainer.models.given import Inputs
-from tonari.trainer.run.loop import Summary, train
+from tonari.trainer.run.loop import train
 from tonari.trainer.run.schedule import learning_rate
 from tonari.trainer.run.step import evaluate, rescore, train_step
 from tonari.trainer.run.tasks import Classify, Columns, CountsTargets, NextToken, Task
 from tonari.trainer.run.verify.checking import Verdict, verify
+from tonari.trainer.run.words import Summary
 from tonari.trainer.watch.metrics import MetricsLog
 
 __all__ = [

@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,13 @@ def run_rank(out: Path, number: int, fault: list[Any], options: dict[str, Any]) 
     (out / f"end-{number}.json").write_text(json.dumps(end))
 
 
-def start(number: int, environ: dict[str, str], out: Path, fault: list[Any], options: Any) -> int:
+RunRank = Callable[[Path, int, list[Any], dict[str, Any]], None]
+
+
+def start(
+    number: int, environ: dict[str, str], out: Path, fault: list[Any], options: Any,
+    run: RunRank = run_rank,
+) -> int:  # fmt: skip
     """Fork a rank: what was imported need not be again."""
     pid = os.fork()
     if pid:
@@ -214,10 +221,10 @@ def start(number: int, environ: dict[str, str], out: Path, fault: list[Any], opt
         os.dup2(said, 1)
         os.dup2(said, 2)
         os.environ |= environ
-        run_rank(out, number, fault, options)
+        run(out, number, fault, options)
         status = 0
     except SystemExit as end:
-        status = int(str(end.code))
+        status = int(end.code or 0)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -226,8 +233,9 @@ def start(number: int, environ: dict[str, str], out: Path, fault: list[Any], opt
 
 
 def start_unit(
-    first: int, size: int, out: Path, faults: dict[str, list[Any]], options: Any, **environ: str
-) -> dict[int, int]:
+    first: int, size: int, out: Path, faults: dict[str, list[Any]], options: Any, run: RunRank,
+    **environ: str,
+) -> dict[int, int]:  # fmt: skip
     """Start ranks that the launcher would start together; their numbers by their pids."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -239,24 +247,27 @@ def start_unit(
     return {
         start(
             first + rank, {**environ, "RANK": str(rank)}, out, faults.get(str(first + rank), []),
-            options,
+            options, run,
         ): first + rank
         for rank in range(size)
     }  # fmt: skip
 
 
-def main(out: Path, num_ranks: int, faults: dict[str, list[Any]], options: dict[str, Any]) -> None:
+def start_ranks(
+    out: Path, num_ranks: int, faults: dict[str, list[Any]], options: dict[str, Any],
+    run: RunRank = run_rank,
+) -> None:  # fmt: skip
     """Start ranks, and wait until they have ended; a stopped one goes on when all others have."""
-    write_samples(out / "samples.parquet")
     units = options.pop("units", [])
-    pids = start_unit(0, num_ranks, out, faults, options)
+    pids = start_unit(0, num_ranks, out, faults, options, run)
     statuses: dict[int, int] = {}
     stopped = {int(rank) for rank, fault in faults.items() if fault[0] == "stop"}
     until_s, num_called = time.monotonic() + LIMIT_S, 0
     while len(statuses) < len(pids):
         if units and len([*out.glob("called-*")]) > num_called:
             num_called += 1
-            pids |= start_unit(len(pids), units.pop(0), out, faults, options, TONARI_LIVE_JOIN="1")
+            environ = {"TONARI_LIVE_JOIN": "1"}
+            pids |= start_unit(len(pids), units.pop(0), out, faults, options, run, **environ)
         late = time.monotonic() > until_s
         for pid, rank in pids.items():
             if rank not in statuses:
@@ -277,4 +288,5 @@ if __name__ == "__main__":
         rank = os.environ["RANK"]
         run_rank(given[0], int(rank), given[2].get(rank, []), given[3])
     else:
-        main(*given)
+        write_samples(given[0] / "samples.parquet")
+        start_ranks(*given)

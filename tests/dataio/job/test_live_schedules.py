@@ -254,7 +254,7 @@ class Course:
         process, loader, model = self.process(), SteppedLoader(), torch.nn.Linear(1, 1, bias=False)
         self.called[process].append((job.ranks, job.number))
         torch.nn.init.zeros_(model.weight)
-        job.keep(loader, model=model)  # type: ignore[arg-type]
+        job.keep(loader, model=model)
         while loader.place < NUM_STEPS:
             self.scheduler.sleep(self.scheduler.random.uniform(0.05, 0.9))
             given = job.world.allgather(b"%d" % loader.place, doing="step")

@@ -9,8 +9,9 @@ import pytest
 
 from dataio.base.lines import read_checked_lines
 from tonari.trainer.config.config import load_config
-from tonari.trainer.run.loop import Summary, train
+from tonari.trainer.run.loop import train
 from tonari.trainer.run.step import Step, train_step
+from tonari.trainer.run.words import Summary
 
 KAKURENBO = ("importance.kind=kakurenbo", "importance.fraction=0.5", "importance.tau=0")
 

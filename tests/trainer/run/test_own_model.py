@@ -19,7 +19,8 @@ from tests.trainer.run.runs import lines, run
 from tonari.trainer.config.config import load_config
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.models import Adapted, seeded
-from tonari.trainer.run.loop import Summary, train
+from tonari.trainer.run.loop import train
+from tonari.trainer.run.words import Summary
 
 PLAIN = (
     "model.kind=tests.trainer.foreign_models:PlainImages", "model.args.num_classes=2",

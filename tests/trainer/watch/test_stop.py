@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from dataio.base.errors import WorldError
 from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.stand_ins import SetClock
 from tonari.trainer.watch import stop
@@ -27,6 +28,19 @@ def test_a_signal_is_agreed_on_and_named_and_the_handler_goes(name: str) -> None
         assert request.agreed(single_world())
         assert request.words == name
     assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize("ends_with_node", [False, True])
+def test_sigterm_ends_the_process_where_an_error_does_and_the_node_is_lost(ends_with_node) -> None:
+    taken: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: taken.append(number))
+    try:
+        with contextlib.suppress(WorldError), StopRequest(ends_with_node=ends_with_node):
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise WorldError("a peer is gone")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert taken == [signal.SIGTERM] * ends_with_node
 
 
 def test_a_signal_that_came_while_the_program_was_imported_is_noted() -> None:

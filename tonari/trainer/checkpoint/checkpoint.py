@@ -93,9 +93,7 @@ class Checkpoints:
         together(lambda: begin(partial, progress) if dist.get_rank() == 0 else None)
         loader.save(partial / "loader")
         state = by_plain_names(read_state(nn.ModuleList(parts), optimizer, average), parts)
-        if self._group is None:
-            # Its own: what the background sends must not come between the training's collectives.
-            self._group = file_group()
+        self.open_group()
         if self._background:
             copied = state_dict_saver.async_save(
                 state, checkpoint_id=partial / "torch", process_group=self._group
@@ -124,6 +122,16 @@ class Checkpoints:
             written.result()
         except Exception as error:
             raise _not_written(partial, error) from error
+
+    def open_group(self) -> None:
+        """Make the group that writes, before the first ``save`` does."""
+        if self._group is None:
+            # Its own: what the background sends must not come between the training's collectives.
+            self._group = file_group()
+
+    def leave(self) -> None:
+        """Wait until nothing is under way, where ranks are gone and what waits for them fails."""
+        self._thread.shutdown()
 
     def close(self) -> None:
         """Wait as ``flush`` does, then end the thread."""

@@ -214,6 +214,8 @@ class RunConfig(Section):
         peak_tflops: Of a device, for the MFU; 0: as known of it.
         device: Where to compute; ``"auto"``: on GPUs, where there are some.
         timeout_s: Longest wait for another rank.
+        live: Trains on when ranks are lost, with the replicas that are left, in the same processes:
+            under torchrun, on CPUs. See docs/live.md.
         verify: Compares the first step of a model of your own with one process of plain torch,
             once: on several ranks, or with ``mesh.checkpointing``. See docs/models.md.
     """
@@ -243,6 +245,7 @@ class RunConfig(Section):
     peak_tflops: NotNegative = 0.0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     timeout_s: Positive = 300.0
+    live: bool = False
     verify: bool = True
 
     def __post_init__(self) -> None:

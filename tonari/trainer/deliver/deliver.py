@@ -130,6 +130,11 @@ class ReplicaLoader:
         return "" if self._loader is None else self._loader.excluded
 
     @property
+    def keeps_scores(self) -> bool:
+        """Whether a policy goes by what is reported."""
+        return self._loader is not None and self._loader.keeps_scores
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of a batch that this rank takes from its reader; 0 on a rank that reads."""
         return self._stream.held_bytes
@@ -264,6 +269,18 @@ class ReplicaLoader:
         self._complete_scores()
         if self._loader is not None:
             self._loader.restore(path)
+        self._meet()
+        self._exchange_state(limit_s=math.inf)
+
+    def state_dict(self) -> dict[str, object]:
+        """Where the readers stand; empty on ranks that do not read."""
+        return self._loader.state_dict() if self._loader is not None else {}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Go on where ``state_dict`` was called, on the same coordinates but for replicas."""
+        if self._loader is not None:
+            self._loader.load_state_dict(state)
+            self._loader.is_used_up()  # the epoch runs from here on
         self._meet()
         self._exchange_state(limit_s=math.inf)
 

@@ -1,5 +1,6 @@
 """Bound the gradients of one step by their norm over the whole mesh."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Container, Iterable
 
@@ -19,6 +20,8 @@ def clip_gradients(
     *,
     max_norm: float,
     again: Container[nn.Parameter] = (),
+    on_all: bool = False,
+    norm: Tensor | None = None,
 ) -> Tensor:
     """Scale the gradients down to a norm, if theirs is larger. Collective.
 
@@ -27,6 +30,9 @@ def clip_gradients(
         mesh: With the axes of ``tonari.trainer.mesh.mesh.AXES``.
         max_norm: Of all the model's gradients together, > 0; infinite to measure only.
         again: Those that are copies of another stage's: scaled, but not counted.
+        on_all: Add up in one message of all ranks: who has the norm knows that all have their
+            gradients. In float64.
+        norm: What they measured; None: it is to be measured.
 
     Returns:
         floating[]: The norm before, the same on all ranks.
@@ -38,6 +44,33 @@ def clip_gradients(
             own = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
             by_mesh[own].append(parameter)
     counted = [[each for each in group if each not in again] for group in by_mesh.values()]
+    if norm is None:
+        norm = _norm_on_all(counted, mesh) if on_all else _norm(counted, mesh)
+    if max_norm < float("inf"):
+        for group in by_mesh.values():
+            nn.utils.clip_grads_with_norm_(group, max_norm, norm)
+    return norm
+
+
+def _norm_on_all(counted: Iterable[list[nn.Parameter]], mesh: DeviceMesh) -> Tensor:
+    """Measure gradients, each part of them on the first of the ranks that have it. Collective."""
+    here = dict(zip(AXES, mesh.get_coordinate() or (), strict=True))
+    mine = []
+    for parameter in itertools.chain.from_iterable(counted):
+        grad, split = parameter.grad, "pp"
+        if isinstance(grad, DTensor):
+            names = zip(grad.device_mesh.mesh_dim_names or (), grad.placements, strict=True)
+            split = " ".join([split, *(name for name, its in names if not its.is_replicate())])
+            grad = grad.to_local()
+        if grad is not None and not any(at for axis, at in here.items() if axis not in split):
+            mine.append(grad.coalesce().values() if grad.is_sparse else grad)
+    square = nn.utils.get_total_norm(mine).double().square().to(mesh.device_type)
+    dist.all_reduce(square)
+    return square.sqrt()
+
+
+def _norm(counted: Iterable[list[nn.Parameter]], mesh: DeviceMesh) -> Tensor:
+    """Measure gradients, whole on every rank. Collective."""
     squares = [_square(group) for group in counted if group]
     none = torch.zeros((), dtype=torch.float64, device=mesh.device_type)
     total = torch.stack(squares).sum() if squares else none
@@ -47,11 +80,7 @@ def clip_gradients(
         of_all = total.double()
         dist.all_reduce(of_all, group=mesh.get_group("pp"))
         total = of_all.to(total.dtype)
-    norm = total.sqrt()
-    if max_norm < float("inf"):
-        for group in by_mesh.values():
-            nn.utils.clip_grads_with_norm_(group, max_norm, norm)
-    return norm
+    return total.sqrt()
 
 
 def _square(parameters: Iterable[nn.Parameter]) -> Tensor:

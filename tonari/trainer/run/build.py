@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import dataio
 import importance
+from dataio.arguments import find_device
 from dataio.job.launch import Job
 from dataio.plan.policies import ByFields, Importance, refresh_every
 from dataio.world import World
@@ -439,6 +440,14 @@ def build_loader(
     except ValueError as error:
         raise ConfigError(f"[data]: {error}") from error
     return loader, test
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that torch does not see."""
+    try:
+        find_device(None if device == "auto" else device, name="run.device")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def warn_of_padding(config: Config, pipeline: Pipeline, loader: ReplicaLoader) -> None:

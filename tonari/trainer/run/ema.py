@@ -30,6 +30,7 @@ class WeightAverage:
     Attributes:
         state: The average by the name of the parameter or buffer in ``ModuleList(parts)``, spread
             as that is.
+        held: The same as a module's own parameters and buffers.
 
     Source: the warm-up, TensorFlow's ``ExponentialMovingAverage``.
     """
@@ -48,9 +49,10 @@ class WeightAverage:
         with torch.no_grad():
             values = zip([*self._parameters, *buffers], self._own(), strict=True)
             self.state = {name: value.detach().clone() for name, value in values}
-        self._buffers = nn.Module()
+        parameters = (self.state[name] for name in self._parameters)
+        self.held = nn.ParameterList(nn.Parameter(p, requires_grad=False) for p in parameters)
         for number, name in enumerate(buffers):
-            self._buffers.register_buffer(str(number), self.state[name])
+            self.held.register_buffer(f"buffer {number}", self.state[name])
 
     @torch.no_grad()
     def update(self, steps: int) -> None:
@@ -71,7 +73,7 @@ class WeightAverage:
 
     def average_buffers(self, mesh: DeviceMesh) -> None:
         """Give every replica the mean of all replicas' averaged batch statistics. Collective."""
-        average_buffers(self._buffers, mesh)
+        average_buffers(self.held, mesh)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

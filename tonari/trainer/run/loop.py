@@ -4,17 +4,17 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dataio import Field
-from dataio.arguments import find_device
-from dataio.job.launch import LATER_S, Job, join
+from dataio.job.launch import LATER_S, Job
 from dataio.rows.samples import Batch
 from tonari.terminal import show
 from tonari.trainer.checkpoint.agree import together
@@ -35,11 +35,13 @@ from tonari.trainer.run.build import (
     build_loader,
     build_pace,
     build_parallel,
+    check_device,
     make_evaluation_fields,
     warn_of_padding,
 )
 from tonari.trainer.run.ema import WeightAverage
 from tonari.trainer.run.images import with_keys
+from tonari.trainer.run.live import Live, finish_step, train_on, written_at
 from tonari.trainer.run.mixing import mark_draws
 from tonari.trainer.run.observed import Begun, Observer
 from tonari.trainer.run.optimizers import find_lr_shares, make_optimizer
@@ -51,7 +53,7 @@ from tonari.trainer.run.skips import Skips
 from tonari.trainer.run.step import evaluate, grouped, rescore, train_step
 from tonari.trainer.run.tasks import Task
 from tonari.trainer.run.verify.first_step import FirstStep
-from tonari.trainer.run.words import begin_words, epoch_words, summary_words
+from tonari.trainer.run.words import Summary, begin_words, epoch_words, summary_words
 from tonari.trainer.watch.meter import Figures, Meter, combine_order_hashes
 from tonari.trainer.watch.metrics import Line, ProgressLine, progress_words
 from tonari.trainer.watch.parts import EpochParts
@@ -68,33 +70,6 @@ NOT_EVALUATED: Figures = {"accuracy": None, "evaluation_loss": None, "evaluation
 """Of an epoch at whose end nothing is evaluated."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """How a run ended, the same on every rank.
-
-    Attributes:
-        progress: Epochs and steps that are done, all starts of the run together.
-        num_replicas: Replicas that trained.
-        rank: Of this process.
-        world_size: Ranks of the job.
-        finished: False if a signal ended it early; the same command goes on.
-        stopped_by: Which one; empty if none did.
-        last: The line of the last epoch that this start ended; None if it ended none.
-        totals: What this start read and waited for on all ranks: see `Totals.sum_up`.
-        parts_s: Seconds of this rank by part of an epoch: see `EpochParts`.
-    """
-
-    progress: Progress
-    num_replicas: int
-    rank: int
-    world_size: int
-    finished: bool
-    stopped_by: str
-    last: Line | None
-    totals: Mapping[str, float]
-    parts_s: Mapping[str, float]
 
 
 def train(
@@ -179,36 +154,51 @@ def train_observed(
     on_epoch: Listener | None = None,
     observer: Observer | None = None,
     speaks: bool = False,
+    live: Live | None = None,
 ) -> Summary:
     """Train as `train` does, and let ``observer`` look on, by default at the first step.
 
     Collective. Rank 0 says on standard error how far it is if it ``speaks``.
     """
-    own, observer = own_of(config, own), observer or FirstStep()
+    if config.run.live and live is None:
+        again = partial(
+            train_observed, own=own, resume=resume, metrics_path=metrics_path, plan=plan,
+            skip_steps=skip_steps, on_epoch=on_epoch, observer=observer, speaks=speaks,
+        )  # fmt: skip
+        return train_on(config, again)
+    live = live or Live(config)
+    own, observer = own_of(config, own), Observer() if live.goes_on else observer or FirstStep()
     directory = Path(config.run.directory)
-    _check_device(config.run.device)
+    check_device(config.run.device)
     limit_waits_of_groups(timedelta(seconds=config.run.timeout_s + LATER_S))
     with (
         # Until all is closed: a checkpoint may still be under way, and launchers repeat signals.
-        StopRequest() as stop,
+        StopRequest(ends_with_node=config.run.live) as stop,
         deterministic(config.run.deterministic),
-        join(device=config.run.device, timeout_s=config.run.timeout_s) as job,
+        live.joined() as job,
         contextlib.ExitStack() as opened,
     ):
+        building = opened.enter_context(contextlib.ExitStack())
+        building.enter_context(live.noting_groups())
         # Before anything is staged: what does not fit should be said at once.
         parts = EpochParts(read_plan(plan, config, job.world) if plan else None)
         parallel = build_parallel(config, job, own)
         place = parallel.pipeline.place
         job.watchdog.set_roles(name_roles(place.sizes))
         skips = Skips(tuple(skip_steps))
-        found = find(directory / "checkpoints", resume, fits=skips.fits)
+        found = None
+        if not live.goes_on:
+            found = find(directory / "checkpoints", resume, fits=skips.fits)
         if found:
             skips = skips.after(read_progress(found), path=found)
-        if not found:
+        elif not live.goes_on:
             start_from_weights(config, parallel.pipeline, own)
         made = make_optimizer(config.optimizer, parallel.pipeline.parameters(), own.optimizer)
-        if job.world.rank == 0:
-            claim_directory(config, opened)
+        live.check_optimizer(made)
+        # A rank that stands still and was left behind may hold it.
+        with contextlib.suppress(*[ConfigError] * live.goes_on):
+            if job.world.rank == 0:
+                claim_directory(config, opened)
         config = with_keys(config, own, job.world)
         loader, test = build_loader(
             config, job, place=place, task=parallel.task, own=own, logs_rows=True
@@ -221,16 +211,18 @@ def train_observed(
         logs = open_logs(
             config, job, opened, found=found, metrics_path=metrics_path, stats=loader.stats,
             replica=place.replica,
+            lost_after=live.progress.steps if live.goes_on else None,
         )  # fmt: skip
         run = Run(
             in_steps(config, num_replicas=place.num_replicas), job, parallel=parallel,
             optimizer=made, loader=loader, evaluation=evaluation, opened=opened, logs=logs,
             stop=stop, parts=parts, on_epoch=on_epoch, own=own, skips=skips, observer=observer,
-            speaks=speaks,
+            speaks=speaks, live=live,
         )  # fmt: skip
         if found:
             run.restore(found)
             set_aside_later(directory / "checkpoints", found)
+        run.keep()
         noted = None
         if job.world.rank == 0:
             noted = note_start(
@@ -238,6 +230,7 @@ def train_observed(
                 planned_steps=run.most_steps(), metrics_path=metrics_path,
             )  # fmt: skip
         run.begin(found)
+        building.close()
         finished = run.train()
         if noted:
             noted.end(COMPLETE if finished else f"stopped by {run.stopped_by}", run.progress.steps)
@@ -247,13 +240,6 @@ def train_observed(
             finished=finished, stopped_by=run.stopped_by, last=run.last,
             totals=run.sum_up(), parts_s=parts.run_s,
         )  # fmt: skip
-
-
-def _check_device(device: str) -> None:
-    try:
-        find_device(None if device == "auto" else device, name="run.device")
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 class Run:
@@ -275,6 +261,7 @@ class Run:
         skips: Steps to pass over.
         observer: Looks on.
         speaks: Whether rank 0 says on standard error how far it is.
+        live: Keeps what steps change where ranks may be lost.
 
     Attributes:
         progress: What is done.
@@ -299,7 +286,9 @@ class Run:
         skips: Skips,
         observer: Observer,
         speaks: bool,
+        live: Live,
     ) -> None:
+        self._live = live
         self.progress = Progress()
         self.last: Line | None = None
         self._logs, self._stop, self._parts, self._totals = logs, stop, parts, Totals()
@@ -327,6 +316,9 @@ class Run:
             directory / "checkpoints", keep=run.keep_checkpoints, background=run.checkpoint_async
         )
         self._checkpoints = opened.enter_context(checkpoints)
+        if run.live:
+            checkpoints.open_group()
+            live.leave = checkpoints.leave
         trace = StepTrace(
             run.profile_steps, directory=directory / "profile", rank=rank, device=job.device
         )
@@ -344,6 +336,14 @@ class Run:
             path, self._pipeline.parts, self._optimizer, self._loader, average=self._average,
             trusted=self._config.run.trust_checkpoints,
         )  # fmt: skip
+
+    def keep(self) -> None:
+        """Have what steps change kept, if ranks may be lost; after a loss, take up what was."""
+        average = [] if self._ema is None else [self._ema.held]
+        self.progress = self._live.keep(
+            self.progress, self._loader, self._optimizer, *self._pipeline.parts, *average
+        )
+        self._skips = self._skips.after(self.progress)
 
     def begin(self, found: Path | None) -> None:
         """Show the observer the run, which goes on from a checkpoint or starts anew."""
@@ -364,6 +364,15 @@ class Run:
         )  # fmt: skip
         self._line.begin(words)
         self._stop.train(speaks=self._job.world.rank == 0)
+        if self._live.goes_on:
+            # What follows a step may not have been done, or by some ranks only.
+            at, meter = self._loader.epoch, Meter(before, self._pipeline.place)
+            written = written_at(self.progress.steps, self._logs)
+            if not self._follow(at, meter, written):
+                return self._end_early(meter)
+            if self._loader.step == len(self._loader):
+                self._end_epoch(at, meter, written)
+                before = self._loader.stats()
         epochs = self._loader.epochs(self._config.run.epochs)
         while True:
             # The end of the epoch before is inside next: its time belongs to the epoch it opens.
@@ -386,15 +395,18 @@ class Run:
             done = (self._loader.step - first) / max(len(self._loader), 1)
             self._totals.add(done, self._loader.stats())
             if not whole:
-                over = self._pace.is_over(self.progress.steps)
-                run = self._config.run
-                if not over or run.checkpoint_epochs or run.checkpoint_steps:
-                    self._save(meter)
-                else:
-                    self._check_finite()
-                return over
+                return self._end_early(meter)
             self._end_epoch(epoch, meter)
             before = self._loader.stats()
+
+    def _end_early(self, meter: Meter) -> bool:
+        """End amid an epoch; say whether the run is as long as it was to be."""
+        over, run = self._pace.is_over(self.progress.steps), self._config.run
+        if not over or run.checkpoint_epochs or run.checkpoint_steps:
+            self._save(meter)
+        else:
+            self._check_finite()
+        return over
 
     def sum_up(self) -> dict[str, float]:
         """Sum up what was read and waited for, over all ranks."""
@@ -416,36 +428,52 @@ class Run:
                 mark_draws(batches, step=self.progress.steps)
             self._observer.stepping(batches)
             clip = config.optimizer.clip or (math.inf if self._observer.wants_norm else 0.0)
+            self._live.begin_step(self._loader, self._finish_step)
             step = train_step(
                 self._pipeline, self._optimizer, self._observer.reports(self._loader), batches,
                 clip=clip, step=self.progress.steps,
+                on_all=self._live.on_all,
             )  # fmt: skip
-            if self._ema is not None:
-                self._ema.update(self.progress.steps + 1)
-            self._observer.step(batches, step, number=self.progress.steps, lr=lr)
+            self._count_step(step.norm)
+            self._observer.step(batches, step, number=self.progress.steps - 1, lr=lr)
             for batch in batches:
                 meter.add(batch)
-            self.progress = self.progress.stepped()
             self._job.watchdog.progress(self.progress.steps)
-            done, of = self._loader.step, len(self._loader)
-            self._line.count(done, of=of)
+            self._line.count(self._loader.step, of=len(self._loader))
             if self.progress.steps % config.run.log_steps == 0:
                 norm = None if step.norm is None else float(step.norm)
                 self._write_step(epoch, meter, {"lr": lr, "gradient_norm": norm})
-            stops = self._stop.after_step(self._job.world)
-            # An epoch whose steps are done is ended first, so that its line gets written.
-            if done == of:
-                continue
-            over, every = self._pace.is_over(self.progress.steps), config.run.evaluate_steps
-            if over or (every and self.progress.steps % every == 0):
-                self._job.watchdog.rest()
-                self._average_buffers()
-                self._write({"kind": "evaluation", **self._place(epoch), **self._evaluate()})
-            if stops or over:
+            if not self._follow(epoch, meter):
                 return False
-            every = config.run.checkpoint_steps
-            if every and self.progress.steps % every == 0:
-                self._save(meter)
+        return True
+
+    def _count_step(self, norm: Tensor | None) -> None:
+        """Count a step that was taken, and do all else of it that is not to be done by halves."""
+        self.progress = self.progress.stepped()
+        if self._ema is not None:
+            self._ema.update(self.progress.steps)
+        self._live.count(self.progress, norm)
+
+    def _finish_step(self, norm: Tensor) -> None:
+        finish_step(self._pipeline, self._optimizer, self._config.optimizer.clip, norm)
+        self._count_step(norm)
+
+    def _follow(self, epoch: int, meter: Meter, written: Container[str] = ()) -> bool:
+        """Do what is due after a step; say whether neither a signal nor the run's end cuts it."""
+        stops = self._stop.after_step(self._job.world)
+        # An epoch whose steps are done is ended first, so that its line gets written.
+        if self._loader.step == len(self._loader):
+            return True
+        run, steps = self._config.run, self.progress.steps
+        over, every = self._pace.is_over(steps), run.evaluate_steps
+        if (over or (every and steps % every == 0)) and "evaluation" not in written:
+            self._job.watchdog.rest()
+            self._average_buffers()
+            self._write({"kind": "evaluation", **self._place(epoch), **self._evaluate()})
+        if stops or over:
+            return False
+        if run.checkpoint_steps and steps % run.checkpoint_steps == 0:
+            self._save(meter)
         return True
 
     def _groups(self, epoch: int) -> Iterator[list[Batch]]:
@@ -499,15 +527,25 @@ class Run:
         self._line.say(progress_words(line))
         self._write(line)
 
-    def _end_epoch(self, epoch: int, meter: Meter) -> None:
+    def _end_epoch(self, epoch: int, meter: Meter, written: Container[str] = ()) -> None:
         self._job.watchdog.rest()
+        over = self._pace.is_over(self.progress.steps) or epoch + 1 == self._config.run.epochs
+        if "epoch" not in written:
+            self._evaluate_epoch(epoch, meter, over=over)
+        self.progress = replace(self.progress, epochs=epoch + 1, so_far={})
+        every = self._config.run.checkpoint_epochs
+        if every and ((epoch + 1) % every == 0 or over):
+            self._save()
+        else:
+            self._check_finite()
+
+    def _evaluate_epoch(self, epoch: int, meter: Meter, *, over: bool) -> None:
         self._average_buffers()
         loss = self._loader.mean_loss() or 0.0
         with self._parts.time("refresh_s"):
             rescore(self._pipeline, self._loader, self._watched(self._loader.refresh()))
         world, place = self._job.world, self._pipeline.place
         line = meter.epoch_line(loss, self._loader.stats(), world)
-        over = self._pace.is_over(self.progress.steps) or epoch + 1 == self._config.run.epochs
         evaluated = over or (epoch + 1) % self._config.run.evaluate_epochs == 0
         exchange_s = line.pop("exchange_blocked_s") or 0.0
         self.last = {
@@ -520,12 +558,6 @@ class Run:
         self._write(self.last)
         if self._on_epoch and world.rank == 0:
             self._on_epoch(self.last)
-        self.progress = replace(self.progress, epochs=epoch + 1, so_far={})
-        every = self._config.run.checkpoint_epochs
-        if every and ((epoch + 1) % every == 0 or over):
-            self._save()
-        else:
-            self._check_finite()
 
     def _check_finite(self) -> None:
         """End a run whose weights are lost, also where no checkpoint is written. Collective."""

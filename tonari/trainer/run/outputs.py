@@ -65,9 +65,13 @@ def claim_directory(config: Config, opened: contextlib.ExitStack) -> None:
 
 def open_logs(
     config: Config, job: Job, opened: contextlib.ExitStack, *, found: Path | None,
-    metrics_path: Path | None, stats: Stats, replica: int,
+    metrics_path: Path | None, stats: Stats, replica: int, lost_after: int | None = None,
 ) -> list[Log]:  # fmt: skip
-    """Open this rank's logs: most are rank 0's alone."""
+    """Open this rank's logs: most are rank 0's alone.
+
+    One that goes on, from a checkpoint or behind a step after which ranks were lost, keeps its
+    lines up to there.
+    """
     world, directory = job.world, Path(config.run.directory)
     labels: dict[str, str | int] = {
         "run": directory.name, "node": world.node, "rank": world.rank, "replica": replica
@@ -82,7 +86,7 @@ def open_logs(
         return watching
     if found:
         _compare_data(directory / SETTINGS, bare_within(as_tables(config))["data"])
-    kept = read_progress(found).steps if found else None
+    kept = read_progress(found).steps if found else lost_after
     path = metrics_path or directory / METRICS
     logs: list[Log] = [opened.enter_context(MetricsLog(path, after_step=kept))]
     if config.run.tensorboard:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from tonari.trainer.config.config import Config
 from tonari.trainer.config.optimizer import OptimizerConfig
 from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.mesh import num_microbatches
 from tonari.trainer.run.schedule import learning_rate
 
 
@@ -141,3 +142,34 @@ def find_max_steps(max_steps: int, max_tokens: int, *, step_tokens: int) -> int 
         Steps: enough for the tokens; None: there is no limit but the epochs.
     """
     return max_steps or math.ceil(max_tokens / step_tokens) or None
+
+
+def same_rows(config: Config, *, before: int, now: int) -> Config:
+    """Choose batches and `optimizer.accumulate` so that a step keeps its rows on fewer replicas.
+
+    Args:
+        config: The settings.
+        before: Replicas over dp_replicate that they are for.
+        now: Those that are there.
+
+    Returns:
+        The settings for these. No batch gets larger. Where rows do not divide, a step has fewer.
+    """
+    if now == before:
+        return config
+    data, optimizer, mesh = config.data, config.optimizer, config.mesh
+    parts = num_microbatches(
+        mesh.microbatches, pp=mesh.pp, schedule=mesh.schedule, virtual=mesh.virtual
+    )
+    # In rows of a microbatch: what a replica has of a step, and of a batch at most.
+    share, most = (
+        rows // parts
+        for rows in (data.batch_size * optimizer.accumulate * before // now, data.batch_size)
+    )
+    accumulate = -(-share // most)
+    return replace(
+        config,
+        data=replace(data, batch_size=share // accumulate * parts),
+        optimizer=replace(optimizer, accumulate=accumulate),
+        mesh=replace(mesh, dp_replicate=None, microbatches=parts),
+    )

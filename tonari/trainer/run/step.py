@@ -76,6 +76,7 @@ def train_step(
     clip: float = 0.0,
     skip_nonfinite: bool = False,
     step: int = 0,
+    on_all: bool = False,
 ) -> Step:
     """Update the model once by one or several batches, and report their rows. Collective.
 
@@ -89,6 +90,7 @@ def train_step(
         skip_nonfinite: Leave the weights as they are where the norm is not finite: it costs a wait
             for the device.
         step: Number of the step in the run: what the model draws, such as dropout, depends on it.
+        on_all: See `clip_gradients`.
     """
     weighed = weigh(pipeline, batches)
     for number, (batch, (weighed_batch, share)) in enumerate(zip(batches, weighed, strict=True), 1):
@@ -105,7 +107,7 @@ def train_step(
     if clip or skip_nonfinite:
         norm = clip_gradients(
             pipeline.parameters(), pipeline.mesh, max_norm=clip or float("inf"),
-            again=pipeline.again,
+            again=pipeline.again, on_all=on_all,
         )  # fmt: skip
     skipped = skip_nonfinite and norm is not None and not bool(norm.isfinite())
     if not skipped:

@@ -1,7 +1,9 @@
 """A run in words, as its rank 0 says them: what is trained, a line an epoch, and one at its end."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from tonari.trainer.checkpoint.directory import Progress
 from tonari.trainer.config.config import Config
 from tonari.trainer.deliver.deliver import ReplicaLoader
 from tonari.trainer.mesh.mesh import AXES
@@ -10,10 +12,34 @@ from tonari.trainer.watch.metrics import Line
 from tonari.trainer.watch.parts import off_words
 from tonari.trainer.watch.totals import source_words, time_words
 
-if TYPE_CHECKING:
-    from tonari.trainer.run.loop import Summary
-
 RESULTS = ("loss", "evaluation_loss", "accuracy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """How a run ended, the same on every rank.
+
+    Attributes:
+        progress: Epochs and steps that are done, all starts of the run together.
+        num_replicas: Replicas that trained.
+        rank: Of this process.
+        world_size: Ranks of the job.
+        finished: False if a signal ended it early; the same command goes on.
+        stopped_by: Which one; empty if none did.
+        last: The line of the last epoch that this start ended; None if it ended none.
+        totals: What this start read and waited for on all ranks: see `Totals.sum_up`.
+        parts_s: Seconds of this rank by part of an epoch: see `EpochParts`.
+    """
+
+    progress: Progress
+    num_replicas: int
+    rank: int
+    world_size: int
+    finished: bool
+    stopped_by: str
+    last: Line | None
+    totals: Mapping[str, float]
+    parts_s: Mapping[str, float]
 
 
 def begin_words(config: Config, loader: ReplicaLoader, *, place: Place, num_steps: int) -> str:
@@ -52,7 +78,7 @@ def epoch_words(line: Line, num_epochs: int) -> str:
     )
 
 
-def summary_words(summary: "Summary", directory: str) -> str:
+def summary_words(summary: Summary, directory: str) -> str:
     """Say what a run did, what it read and waited for, and where its results are."""
     totals = summary.totals
     hidden = f", {totals['hidden_fraction']:.0%} hidden" if totals["hidden_fraction"] else ""

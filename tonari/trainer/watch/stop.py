@@ -32,9 +32,14 @@ class StopRequest:
 
     The signal handler writes, the training loop reads. Ctrl-C is noted from `train` on: before,
     nothing would be saved, and it interrupts as ever.
+
+    Args:
+        ends_with_node: Whether SIGTERM ends the process where an error closes it: a launcher that
+            lost another rank of the node ends this one too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ends_with_node: bool = False) -> None:
+        self._ends_with_node = ends_with_node
         self._asked = 0
         self._noted: dict[int, float] = {}
         self._earlier: dict[int, object] = {}
@@ -59,6 +64,8 @@ class StopRequest:
     ) -> None:
         for number, earlier in self._earlier.items():
             signal.signal(number, earlier)  # type: ignore[arg-type]
+        if self._ends_with_node and error is not None and signal.SIGTERM in self._noted:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def train(self, *, speaks: bool) -> None:
         """From now on a checkpoint may be written: note Ctrl-C too.

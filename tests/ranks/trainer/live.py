@@ -1,0 +1,97 @@
+"""Ranks that train a run by `tonari.trainer`, some of which are lost.
+
+python -m tests.ranks.trainer.live OUT NUM_RANKS FAULTS OPTIONS
+
+FAULTS as of `tests.dataio.job.live_ranks`: for a rank what happens to it, where, and the how
+manieth time it is there. OPTIONS: ``config``, the settings' file, ``overrides`` of it, and
+``by_size``: those of a restart on so many ranks. Then OUT/again/run is the run that was restarted
+where ranks were lost.
+"""
+
+import json
+import os
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tonari.trainer.mesh.clip as clip
+import tonari.trainer.run.live
+import tonari.trainer.run.loop as loop
+from tests.dataio.job.live_ranks import start_ranks
+from tonari.trainer.checkpoint.checkpoint import Checkpoints
+from tonari.trainer.config.config import load_config
+from tonari.trainer.mesh.pipeline import Pipeline
+from tonari.trainer.run.ema import WeightAverage
+from tonari.trainer.run.live import Live
+
+PLACES: dict[str, tuple[Any, str]] = {
+    "begin": (Live, "begin"), "keep": (Live, "keep"), "forward": (Pipeline, "train"),
+    "norm": (clip, "_norm_on_all"), "step": (torch.optim.AdamW, "step"), "count": (Live, "count"),
+    "follow": (loop.Run, "_follow"), "epoch end": (loop.Run, "_end_epoch"),
+    "evaluate": (loop, "evaluate"), "average": (WeightAverage, "average_buffers"),
+    "save": (Checkpoints, "save"), "complete": (Checkpoints, "_complete"),
+}  # fmt: skip
+"""Where a rank may be lost: as it calls these."""
+
+
+def plant(kind: str, place: str, time: int) -> None:
+    """Have something happen to this process as it comes somewhere for the how manieth time."""
+    owner, name = PLACES[place]
+    call: Callable[..., Any] = getattr(owner, name)
+    been: Counter[str] = Counter()
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        been[name] += 1
+        if been[name] == time and kind != "lack":
+            os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+        result = call(*args, **kwargs)
+        if been[name] == time and kind == "lack":  # as where a rank alone does not get what it sums
+            raise RuntimeError("Connection closed by peer")
+        return result
+
+    setattr(owner, name, called)
+
+
+def run_rank(out: Path, number: int, fault: list[Any], options: dict[str, Any]) -> None:
+    """Be one rank."""
+    torch.set_num_threads(1)
+    tonari.trainer.run.live.PATIENCE_S = 4.0
+    os.environ["TORCHELASTIC_RUN_ID"] = "a"
+    config = load_config(Path(options["config"]), options["overrides"])
+    if fault:
+        plant(*fault)
+    summary = loop.train(config, quiet=True)
+    found = [summary.progress.steps, summary.num_replicas, summary.rank, summary.world_size]
+    (out / f"end-{number}.json").write_text(json.dumps(found))
+
+
+def run_again(out: Path, num_ranks: int, options: dict[str, Any]) -> None:
+    """Train what a run under live did, by restarts: on all ranks, then on those that were left."""
+    said = "".join(path.read_text() for path in out.glob("said-*"))
+    calls = sorted((len(json.loads(ranks)), int(step)) for ranks, step in re.findall(WENT_ON, said))
+    # A rank that lacked the last step says one less: the largest counts.
+    ends = {size: step for size, step in calls if size < num_ranks}
+    sizes, steps = [num_ranks, *sorted(ends, reverse=True)], sorted(ends.values())
+    (out / "again").mkdir()
+    for size, until in zip(sizes, [*steps, None], strict=True):
+        if until == 0:
+            continue
+        own = [f"run.directory={out}/again/run", f"data.cache={out}/again/cache", "run.live=false"]
+        given = [*options["overrides"], *own, *options["by_size"].get(str(size), [])]
+        given += [f"run.max_steps={until}"] if until else []
+        start_ranks(out / "again", size, {}, {**options, "overrides": given}, run_rank)
+    (out / "stages.json").write_text(json.dumps([sizes, steps]))
+
+
+WENT_ON = r"live: ranks (\[.*?\]) go on from step (\d+)"
+
+if __name__ == "__main__":
+    directory, ranks, given = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[4])
+    start_ranks(directory, ranks, json.loads(sys.argv[3]), given, run_rank)
+    run_again(directory, ranks, given)

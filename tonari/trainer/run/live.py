@@ -1,0 +1,286 @@
+"""Train on with the replicas that are left when ranks are lost: a run under `dataio.live`.
+
+Ranks keep their coordinates on all axes of the mesh but dp_replicate, and with them their shards.
+Where a replica has several ranks, the norm of the gradients is the last that ranks do together
+before they take a step. Who has it knows that all have their gradients. So who lacks it takes the
+step after the loss, with the norm that another has.
+"""
+
+import contextlib
+import itertools
+import json
+import math
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+import dataio
+from dataio.base.errors import WorldError
+from dataio.base.lines import read_checked_lines
+from dataio.job.launch import Job, join
+from dataio.job.live import LiveJob
+from dataio.job.numbers import JOIN
+from dataio.job.watchdog import Watchdog
+from dataio.world.launchers import torchrun_claim
+from tonari.trainer.checkpoint.agree import from_rank_0
+from tonari.trainer.checkpoint.directory import Progress
+from tonari.trainer.config.config import Config
+from tonari.trainer.deliver.deliver import ReplicaLoader
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.clip import clip_gradients
+from tonari.trainer.mesh.mesh import AXES
+from tonari.trainer.mesh.pipeline import Pipeline
+from tonari.trainer.run.build import lay_out, make_importance
+from tonari.trainer.run.pace import same_rows
+from tonari.trainer.run.whole_steps import ELEMENTWISE
+from tonari.trainer.watch.metrics import MetricsLog
+
+Result = TypeVar("Result")
+PATIENCE_S = 5.0
+"""See `dataio.job.live.live`."""
+
+CURE = "or leave run.live out: a run that loses a rank then goes on from a checkpoint"
+
+
+class Live:
+    """A run on one rank, from its start to its end, however many ranks are lost meanwhile.
+
+    Until `begin` is called it does nothing: a rank that is lost ends the run.
+
+    Args:
+        config: Its settings.
+        sizes: Ranks along each of ``tonari.trainer.mesh.mesh.AXES`` as it began.
+
+    Attributes:
+        goes_on: Whether these ranks go on behind a step, after a loss.
+        on_all: Whether the norm is that of all ranks, by which a step counts.
+        progress: Behind the last step that counts.
+        leave: Waits for what the ranks before these had under way.
+    """
+
+    def __init__(self, config: Config, sizes: tuple[int, ...] = ()) -> None:
+        self._config, self._sizes = config, sizes
+        self._job: LiveJob | None = None
+        self.goes_on = self.on_all = False
+        self.progress = Progress()
+        self.leave: Callable[[], None] = _nothing
+        self._finish: Callable[[Tensor], None] = _nothing
+        self._place: dict[str, object] = {}
+        self._norm = 0.0
+
+    def choose(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """Make as many whole replicas of ranks as there can be, each rank where it was in its own.
+
+        Args:
+            ranks: Those that are left, ascending, by their numbers when the run began.
+
+        Returns:
+            Those that go on, in the order of the mesh.
+
+        Raises:
+            WorldError: If not one is whole.
+        """
+        pp, copies, *others = self._sizes
+        inner = math.prod(others)
+        held: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        for rank in ranks:
+            row, place = divmod(rank, copies * inner)
+            held[row, place % inner].append(rank)
+        whole = min(len(held[at]) for at in itertools.product(range(pp), range(inner)))
+        if not whole:
+            raise WorldError(
+                f"live: ranks {[*ranks]} are left, and do not make up one replica on the mesh of "
+                f"{dict(zip(AXES, self._sizes, strict=True))}; start the same command again: it "
+                "goes on from the newest checkpoint"
+            )
+        return tuple(
+            held[row, place][copy]
+            for row in range(pp) for copy in range(whole) for place in range(inner)
+        )  # fmt: skip
+
+    def begin(self, job: LiveJob) -> Config:
+        """Join ranks, and take the step that one of them has taken. Collective.
+
+        Returns:
+            The settings, with as many rows a step on these ranks.
+        """
+        self.leave()
+        mine = [job.number, self._norm, self.progress.steps]
+        said = job.world.allgather(json.dumps(mine).encode(), doing="comparing counted steps")
+        most, norm, steps = max(map(json.loads, said))
+        if job.number < most and self.on_all:
+            assert self._job is not None, "a rank that lacks a step was there before"
+            self._finish(torch.tensor(norm, dtype=torch.float64))
+            job.counted = self._job.counted
+        self.progress = replace(self.progress, steps=steps)
+        self._finish = self.leave = _nothing
+        self._job, self.goes_on = job, most > 0
+        copies = self._sizes[AXES.index("dp_replicate")]
+        inner = math.prod(self._sizes) // copies
+        self.on_all = inner > 1
+        return same_rows(self._config, before=copies, now=job.world.world_size // inner)
+
+    def noting_groups(self) -> contextlib.AbstractContextManager[None]:
+        """See `LiveJob`."""
+        return contextlib.nullcontext() if self._job is None else self._job.noting_groups()
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[Job]:
+        """Join the ranks; under live nobody ends those that are left. Collective."""
+        run = self._config.run
+        if self._job is None:
+            with join(device=run.device, timeout_s=run.timeout_s) as job:
+                yield job
+        else:
+            world = self._job.world
+            watchdog = Watchdog(world, None, timeout_s=run.timeout_s)
+            yield Job(world, torch.device("cpu"), watchdog)
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse one that sends messages within a step, where a step may end on some ranks alone.
+
+        Raises:
+            ConfigError: If it looks at whole weights, of which ranks have parts.
+        """
+        if self.on_all and type(optimizer) not in ELEMENTWISE:
+            raise ConfigError(
+                f"run.live is true and the optimizer is {type(optimizer).__name__}, which looks at "
+                "whole weights, of which ranks have parts; choose another such as AdamW, "
+                f"{CURE}"
+            )
+
+    def keep(
+        self, progress: Progress, loader: ReplicaLoader, optimizer: torch.optim.Optimizer,
+        *modules: nn.Module,
+    ) -> Progress:  # fmt: skip
+        """Name what steps change; after a loss it gets what it had. Collective.
+
+        Returns:
+            What is done.
+        """
+        if self._job is None:
+            return progress
+        self.progress = progress
+        self._job.keep(loader, model=nn.ModuleList(modules), optimizer=optimizer, run=self)
+        # What the epoch's line would count is gone with those that are lost.
+        return replace(self.progress, so_far={}) if self.goes_on else progress
+
+    def begin_step(self, loader: ReplicaLoader, finish: Callable[[Tensor], None]) -> None:
+        """Note how a step is taken and counted, once its gradients and their norm are there."""
+        if self._job is not None:
+            self._place, self._finish = loader.state_dict(), finish
+
+    def count(self, progress: Progress, norm: Tensor | None) -> None:
+        """Count a step that was taken; see `LiveJob.count`."""
+        if self._job is not None:
+            self.progress, self._norm = progress, 0.0 if norm is None else float(norm)
+            self._job.count(self._place)
+
+    def state_dict(self) -> dict[str, object]:
+        """For `LiveJob.keep`."""
+        return asdict(self.progress)
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """For `LiveJob.keep`."""
+        self.progress = Progress(**state)  # type: ignore[arg-type]
+
+
+def written_at(step: int, logs: Sequence[object]) -> list[str]:
+    """Find the kinds of lines of a step that the log has, by rank 0's ``logs``. Collective."""
+    paths = [log.path for log in logs if isinstance(log, MetricsLog)]
+    lines = itertools.chain.from_iterable(map(read_checked_lines, paths))
+    return from_rank_0(" ".join(line["kind"] for line in lines if line["step"] == step)).split()
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing: nothing is under way."""
+
+
+def finish_step(
+    pipeline: Pipeline, optimizer: torch.optim.Optimizer, clip: float, norm: Tensor
+) -> None:
+    """Take a step whose gradients are there, and whose norm others have measured."""
+    clip_gradients(
+        pipeline.parameters(), pipeline.mesh, max_norm=clip, again=pipeline.again, norm=norm
+    )
+    optimizer.step()
+
+
+def train_on(config: Config, train: Callable[..., Result]) -> Result:
+    """Train by settings with ``run.live``, on the replicas that are left whenever ranks are lost.
+
+    Args:
+        config: The settings.
+        train: Given settings and ``live``, trains, or goes on from what that keeps.
+
+    Raises:
+        ConfigError: If the run could not go on without a rank, or these are to join one.
+        WorldError: If torchrun did not start the ranks, or not one whole replica is left.
+    """
+    if JOIN in os.environ:
+        raise ConfigError(
+            f"{JOIN} is set, but ranks join only a loop of their own: on the mesh of a run they "
+            "have no place; leave it out, and start the same command again on all nodes"
+        )
+    claim = torchrun_claim(os.environ)
+    world_size = (claim.world_size if claim else None) or 1
+    sizes = lay_out(config, world_size).sizes
+    if claim:
+        check_live(config, sizes)
+    live = Live(config, sizes)
+    return dataio.live(
+        lambda job: train(live.begin(job), live=live), choose=live.choose,
+        directory=Path(config.run.directory) / "live", patience_s=PATIENCE_S,
+        timeout_s=config.run.timeout_s,
+    )  # fmt: skip
+
+
+def check_live(config: Config, sizes: tuple[int, ...]) -> None:
+    """Refuse a run that could not go on without a rank.
+
+    Args:
+        config: The settings.
+        sizes: Ranks along each of ``tonari.trainer.mesh.mesh.AXES``.
+
+    Raises:
+        ConfigError: Says what to set.
+    """
+    optimizer, copies = config.optimizer, sizes[AXES.index("dp_replicate")]
+    parts = ", ".join(
+        f"mesh.{axis} = {size}" for axis, size in zip(AXES, sizes, strict=True)
+        if size > 1 and axis != "dp_replicate"
+    )  # fmt: skip
+    device, cp = config.run.device, sizes[AXES.index("cp")]
+    if cp > 1:
+        raise ConfigError(
+            f"run.live is true and mesh.cp = {cp}, expected 1: with parts of a sequence nothing "
+            f"goes on yet; leave mesh.cp out, {CURE}"
+        )
+    if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
+        raise ConfigError(
+            f'run.live is true and run.device is "{device}", expected "cpu": ranks of GPUs cannot '
+            f"leave a group in which others wait; give run.device=cpu, {CURE}"
+        )
+    if make_importance(config) is not None:
+        raise ConfigError(
+            f'run.live is true and importance.kind is "{config.importance.kind}", expected "full": '
+            "what is known of a lost rank's rows is lost with it; give importance.kind=full, "
+            f"{CURE}"
+        )
+    if copies == 1:
+        raise ConfigError(
+            f"run.live is true, and all {math.prod(sizes)} ranks are one replica, of which none is "
+            f"left when a rank is lost; start more ranks, {CURE}"
+        )
+    if parts and not optimizer.clip:
+        raise ConfigError(
+            f"run.live is true with {parts} and optimizer.clip = 0, but that all ranks have their "
+            "gradients shows only in the norm of all; give optimizer.clip, such as 1e9 to cut "
+            f"nothing, {CURE}"
+        )
