@@ -35,7 +35,7 @@ Noting = Callable[[], contextlib.AbstractContextManager[None]]
 log = logging.getLogger(__name__)
 
 
-class Position(Protocol):
+class KeepsPlace(Protocol):
     """What is asked of a loader."""
 
     @property
@@ -89,14 +89,14 @@ class LiveJob:
         self.world, self.ranks, self.noting_groups = world, ranks, noting_groups
         self.counted = counted
         self._after_step = after_step
-        self._loader: Position | None = None
+        self._loader: KeepsPlace | None = None
         self._objects: dict[str, Any] = {}
 
     @property
     def number(self) -> int:
         return self.counted.number if self.counted is not None else 0
 
-    def keep(self, loader: Position, **objects: Any) -> bool:
+    def keep(self, loader: KeepsPlace, **objects: Any) -> bool:
         """Name what steps change; after a loss it gets what it had. Collective, once in each call.
 
         Args:

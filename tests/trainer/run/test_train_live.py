@@ -238,3 +238,9 @@ def test_ranks_that_torchrun_did_not_start_are_refused(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(WorldError, match="expected what torchrun sets: MPI ends all ranks"):
         loop.train(config_of(tmp_path))
+
+
+def test_ranks_cannot_join_a_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("TONARI_LIVE_JOIN", "1")
+    with pytest.raises(ConfigError, match="on the mesh of a run they have no place"):
+        loop.train(config_of(tmp_path))
