@@ -154,6 +154,93 @@ def _draw_faults(draw: random.Random) -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: fault.point))
 
 
+LIVE = ("kill", "power", "hang", "pause", "part", "late", "slow", "error")
+PLACES = (
+    "", "", "", "averages", "sum", "has averaged", "has stepped", "meeting-", "rank-", "list-",
+    "members", "store", "connect", "shut", "take over", "failed",
+)  # fmt: skip
+"""Words of what is done at a point, while all is well first."""
+NUM_TRAINING = 7
+
+
+@dataclass(frozen=True)
+class LiveFault:
+    """What happens to a job under `dataio.live`.
+
+    Attributes:
+        point: After so many points since it began, or since the fault before.
+        where: A word of what is done there.
+        how: ``"kill"``: a process ends, and its connections; ``"power"``: a node ends, and nobody
+            is told; ``"hang"``: a rank stops for longer than others wait, and comes back;
+            ``"pause"``: for less; ``"part"``: the network falls in two for a while; ``"late"``: a
+            node sees the files of others late; ``"slow"``: what it does takes long; ``"error"``:
+            an operation on a file fails.
+    """
+
+    point: int
+    where: str
+    how: str
+
+
+@dataclass(frozen=True)
+class LiveSchedule:
+    """What a seed draws of a rehearsal of `dataio.live`.
+
+    Attributes:
+        seed: Of the order of events.
+        job: What is run, in one start.
+        faults: One after the other.
+    """
+
+    seed: int
+    job: Job
+    faults: tuple[LiveFault, ...]
+
+    def __str__(self) -> str:
+        faults = "".join(f"\n    {fault}" for fault in self.faults)
+        return f"live seed {self.seed}: {self.job}{faults}"
+
+
+def draw_live(seed: int) -> LiveSchedule:
+    """Draw a rehearsal of `dataio.live`."""
+    draw = random.Random(f"live {seed}")
+    options: dict[str, Any] = {
+        "shuffle": draw.choice([shuffle.Local(), shuffle.Partial(0.4), shuffle.Global()])
+    }
+    if draw.random() < 0.2:
+        options["staging"] = Staging(when="overlap")
+    if draw.random() < 0.2:
+        options["workers"] = Workers(threads=2)
+    nodes = draw.choice([(1, 1), (1, 1, 1), (2, 2), (1, 1, 1, 1), (2, 1)])
+    copies = {"copies": 2} if len({*nodes}) == 1 and draw.random() < 0.4 else {}
+    job = Job(
+        nodes, draw.choice(["fixed", "variable", "both"]), epochs=2, options=options, cache=copies
+    )
+    faults = tuple(
+        LiveFault(draw.randrange(draw.choice([20, 300, most])), draw.choice(places), draw.choice(hows))
+        for hows, places, most, share in (
+            (LIVE[:1] * 4 + LIVE, PLACES[:NUM_TRAINING], 1500, 1.0), (LIVE, PLACES, 600, 0.5),
+            (LIVE, PLACES, 600, 0.3),
+        )
+        if draw.random() < share
+    )  # fmt: skip
+    return LiveSchedule(seed, job, faults)
+
+
+def shorter_live(schedule: LiveSchedule) -> Iterator[LiveSchedule]:
+    """Yield schedules with less in them, the shortest first."""
+    faults, job = schedule.faults, schedule.job
+    for number in range(len(faults)):
+        yield replace(schedule, faults=faults[:number] + faults[number + 1 :])
+    smaller = [replace(job, epochs=1)] if job.epochs > 1 else []
+    smaller += [replace(job, cache={})] if job.cache else []
+    smaller += [replace(job, options={})] if job.options else []
+    smaller += [replace(job, kind="fixed")] if job.kind != "fixed" else []
+    smaller += [replace(job, nodes=job.nodes[:-1])] if len(job.nodes) > 2 else []
+    for less in smaller:
+        yield replace(schedule, job=less)
+
+
 def shorter(schedule: Schedule) -> Iterator[Schedule]:
     """Yield schedules with less in them, the shortest first."""
     starts, job = schedule.starts, schedule.job
