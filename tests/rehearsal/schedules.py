@@ -15,6 +15,8 @@ POINTS = (20, 300, 3000)
 """A fault comes within so many points of a start: while it opens, stages, or trains."""
 FATAL = ("all", "one", "error", "full", "hang", "link")
 HARMLESS = ("pause", "slow", "clock", "second")
+GROWS = "grow"
+GROWS_FRACTION = 0.15
 Nodes = tuple[int, ...]
 
 
@@ -29,7 +31,7 @@ class Fault:
             operation on a file fails, as by a broken or a full disk; ``"link"``: its connections
             are lost. Those end the start. These do not: ``"pause"``: it stops for less than others
             wait; ``"slow"``: what it does takes long; ``"clock"``: the clock of the day is set;
-            ``"second"``: another job begins with the same cache.
+            ``"second"``: another job begins with the same cache; ``"grow"``: a shard is appended.
     """
 
     point: int
@@ -66,6 +68,7 @@ class Schedule:
         logs_rows: Whether it keeps a log of rows.
         evaluates: Whether it evaluates as each epoch ends.
         one_save: Whether all saves have one name, else each has its own.
+        grows: Whether shards are appended to its dataset.
     """
 
     seed: int
@@ -75,11 +78,12 @@ class Schedule:
     logs_rows: bool = False
     evaluates: bool = False
     one_save: bool = False
+    grows: bool = False
 
     @property
     def same_nodes(self) -> bool:
-        """Whether all starts have the same ranks: they train what an undisturbed one does."""
-        return len({start.nodes for start in self.starts}) == 1
+        """Whether all starts have the same ranks and rows: they train what an undisturbed one does."""
+        return len({start.nodes for start in self.starts}) == 1 and not self.grows
 
     def __str__(self) -> str:
         job = ", ".join(
@@ -134,11 +138,22 @@ def draw_schedule(seed: int) -> Schedule:
         job = replace(job, cache=draw.choice([{}, {"copies": 2}]))
         lost = [None, *range(len(nodes))] if job.cache else [None]
         starts = tuple(replace(start, lost=draw.choice(lost)) for start in starts)
-    return Schedule(
+    schedule = Schedule(
         seed, job, (*starts, last), mixed=mixed, logs_rows=not mixed and draw.random() < 0.3,
         evaluates=not (mixed or job.cache) and draw.random() < 0.2,
         one_save=not moves and draw.random() < 0.3,
     )  # fmt: skip
+    if mixed or job.cache or draw.random() >= GROWS_FRACTION:
+        return schedule
+    grown = tuple(
+        replace(start, faults=_in_order(*start.faults, *_draw_growth(draw)))
+        for start in schedule.starts
+    )
+    return replace(schedule, starts=grown, one_save=False, grows=True)
+
+
+def _draw_growth(draw: random.Random) -> list[Fault]:
+    return [Fault(draw.randrange(draw.choice(POINTS)), GROWS) for _ in range(draw.randint(0, 2))]
 
 
 def _draw_faults(draw: random.Random) -> tuple[Fault, ...]:
@@ -151,6 +166,10 @@ def _draw_faults(draw: random.Random) -> tuple[Fault, ...]:
         )
         if draw.random() < share
     ]
+    return _in_order(*faults)
+
+
+def _in_order(*faults: Fault) -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: fault.point))
 
 
@@ -250,7 +269,7 @@ def shorter(schedule: Schedule) -> Iterator[Schedule]:
         for fault in range(len(start.faults)):
             fewer = replace(start, faults=start.faults[:fault] + start.faults[fault + 1 :])
             yield replace(schedule, starts=(*starts[:number], fewer, *starts[number + 1 :]))
-    for name in ("mixed", "logs_rows", "evaluates", "one_save"):
+    for name in ("mixed", "logs_rows", "evaluates", "one_save", "grows"):
         if getattr(schedule, name):
             without: dict[str, Any] = {name: False}
             yield replace(schedule, **without)
