@@ -80,9 +80,7 @@ def warm_up() -> None:
             rehearse(undisturbed, Path(root))
 
 
-def shortest(
-    schedule: Schedule | LiveSchedule, found: str
-) -> Schedule | LiveSchedule:
+def shortest(schedule: Schedule | LiveSchedule, found: str) -> Schedule | LiveSchedule:
     """Leave out of a schedule that fails what it fails without, with the same kind of error."""
     less: Iterator[Schedule | LiveSchedule] = (
         shorter_live(schedule) if isinstance(schedule, LiveSchedule) else shorter(schedule)

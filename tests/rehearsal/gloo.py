@@ -276,4 +276,3 @@ class SeenLate(Meeting):
         if self._gloo.late_s[self._rank] <= self._gloo.scheduler.now:
             self._was[what] = look()
         return self._was.get(what, first)
-

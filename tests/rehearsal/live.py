@@ -91,8 +91,9 @@ class LiveStart:
         with self.gloo.instead():
             for rank in sorted(self._living):
                 scheduler.spawn(
-                    lambda rank=rank: self._rank(rank), name=f"rank {rank}", rank=rank  # type: ignore[misc]
-                )
+                    lambda rank=rank: self._rank(rank),  # type: ignore[misc]
+                    name=f"rank {rank}", rank=rank,
+                )  # fmt: skip
             scheduler.run(until=lambda: not self._living, latest_s=BEGINS_S)
 
     def pass_point(self, task: Task, what: str) -> None:
@@ -103,10 +104,11 @@ class LiveStart:
         """
         fault = self._faults[0] if self._faults else None
         passed = self._scheduler.num_points - self._last
-        if fault and task.rank >= 0 and passed >= fault.point and fault.where in what:
-            if fault.how != "error" or " live/" in what or " cache/" in what:
-                self._last = self._scheduler.num_points
-                self._happen(self._faults.pop(0), task.rank, what)
+        if fault is None or task.rank < 0 or passed < fault.point or fault.where not in what:
+            return
+        if fault.how != "error" or " live/" in what or " cache/" in what:
+            self._last = self._scheduler.num_points
+            self._happen(self._faults.pop(0), task.rank, what)
 
     def _happen(self, fault: LiveFault, rank: int, what: str) -> None:
         scheduler, gloo = self._scheduler, self.gloo

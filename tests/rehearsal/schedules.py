@@ -82,7 +82,7 @@ class Schedule:
 
     @property
     def same_nodes(self) -> bool:
-        """Whether all starts have the same ranks and rows: they train what an undisturbed one does."""
+        """Whether all starts have the same ranks and samples: they train as an undisturbed one."""
         return len({start.nodes for start in self.starts}) == 1 and not self.grows
 
     def __str__(self) -> str:
@@ -236,7 +236,9 @@ def draw_live(seed: int) -> LiveSchedule:
         nodes, draw.choice(["fixed", "variable", "both"]), epochs=2, options=options, cache=copies
     )
     faults = tuple(
-        LiveFault(draw.randrange(draw.choice([20, 300, most])), draw.choice(places), draw.choice(hows))
+        LiveFault(
+            draw.randrange(draw.choice([20, 300, most])), draw.choice(places), draw.choice(hows)
+        )
         for hows, places, most, share in (
             (LIVE[:1] * 4 + LIVE, PLACES[:NUM_TRAINING], 1500, 1.0), (LIVE, PLACES, 600, 0.5),
             (LIVE, PLACES, 600, 0.3),

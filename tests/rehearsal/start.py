@@ -15,9 +15,9 @@ from tests.faults.kill.job import outcome
 from tests.faults.samples import Samples
 from tests.rehearsal import audit
 from tests.rehearsal.audit import Course, Delivered
+from tests.rehearsal.growth import Growth
 from tests.rehearsal.network import Network
 from tests.rehearsal.scheduler import Scheduler, Task
-from tests.rehearsal.growth import Growth
 from tests.rehearsal.schedules import FATAL, GROWS, Fault, Planned, Schedule
 
 TIMEOUT_S = 0.5

@@ -70,8 +70,10 @@ def rehearsed(scheduler: Scheduler) -> Iterator[None]:
         (threading, "RLock", threading._PyRLock),  # type: ignore[attr-defined]
         (threading, "_CRLock", None),
         (threading, "Thread", scheduler.thread_type),
-        *((module, "SimpleQueue", queue._PySimpleQueue)  # type: ignore[attr-defined]
-          for module in (queue, dataio.source.storage.deadline)),
+        *(
+            (module, "SimpleQueue", queue._PySimpleQueue)  # type: ignore[attr-defined]
+            for module in (queue, dataio.source.storage.deadline)
+        ),
         # Of the end of the interpreter; who is killed while holding it would hold it for all.
         (concurrent.futures.thread, "_global_shutdown_lock", contextlib.nullcontext()),
         (time, "sleep", scheduler.sleep),
