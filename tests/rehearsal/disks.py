@@ -13,7 +13,9 @@ from tests.faults.recording import Files, Recorder, State, _path_of, _set
 from tests.rehearsal.audit import check_quota
 from tests.rehearsal.scheduler import Scheduler
 
-TEMPORARY = re.compile(r"-\w{8}(?=\.npy)|(?<=live/live)-\w{8}|(?<=samples)-\w*-\w{12}")
+TEMPORARY = re.compile(
+    r"-\w{8}(?=\.npy)|(?<=live/live)-\w{8}|(?<=samples)-\w*-\w{12}|(?<=/indexes)/\S+"
+)
 """What is drawn of a file's name, or comes from the root's: another one in each course."""
 PIECE_BYTES = 64
 """What a disk writes whole or not at all: files are as small in proportion."""

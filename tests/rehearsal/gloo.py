@@ -213,12 +213,14 @@ class Gloo:
             try:
                 yield
             finally:
-                generations._sockets += sorted(gloo._joined[gloo.rank()] - before)
+                noted: Any = generations._sockets
+                noted += sorted(gloo._joined[gloo.rank()] - before)
 
         def shut(generations: Generations) -> None:
             scheduler.point("shut")
-            gloo._close(gloo.rank(), [gloo.groups[number] for number in generations._sockets])
-            generations._sockets.clear()
+            noted: Any = generations._sockets
+            gloo._close(gloo.rank(), [gloo.groups[number] for number in noted])
+            noted.clear()
 
         def world(*, timeout_s: float) -> World:
             made = gloo._of[gloo.rank()][1]

@@ -121,10 +121,12 @@ class LiveStart:
             self._kill([rank] if fault.how == "kill" else node, silently=fault.how == "power")
             # As torchrun ends the other processes of a node.
             after_s = scheduler.random.choice([0.0, 0.7])
-            scheduler.spawn(
-                lambda: (scheduler.sleep(after_s), self._kill(node, silently=False))[0],
-                name="torchrun", rank=-1,
-            )  # fmt: skip
+
+            def end_node() -> None:
+                scheduler.sleep(after_s)
+                self._kill(node, silently=False)
+
+            scheduler.spawn(end_node, name="torchrun", rank=-1)
         elif fault.how == "hang":
             scheduler.suspend(rank, HUNG_S)
         elif fault.how == "pause":

@@ -203,7 +203,7 @@ class Start:
             if self._schedule.evaluates and isinstance(loader, Loader):
                 evaluation = loader.evaluation(Samples(13, job.width, "measured"))
             for epoch in loader.epochs(job.epochs):
-                if growth is not None and world.rank == 0:
+                if growth is not None and world.rank == 0 and isinstance(loader, Loader):
                     growth.check(loader, before)
                 for batch in loader:
                     self._take("train", loader, epoch, batch, world.rank)

@@ -5,12 +5,14 @@ import functools
 import pytest
 
 from tests.rehearsal.__main__ import attempt, shortest, warm_up
-from tests.rehearsal.planted import LIVE_PLANTED, PLANTED, planted
+from tests.rehearsal.planted import PLANTED, planted
+from tests.rehearsal.planted_live import LIVE_PLANTED
 from tests.rehearsal.schedules import (
     FATAL,
     GROWS,
     HARMLESS,
     LIVE,
+    Schedule,
     draw_live,
     draw_schedule,
 )
@@ -94,4 +96,5 @@ def test_what_fails_is_shortened_to_what_it_fails_by():
         found = attempt(schedule)
         assert found.startswith("!AssertionError")
         short = shortest(schedule, found)
+    assert isinstance(short, Schedule)
     assert (len(short.starts), short.job.epochs, short.job.options) == (1, 1, {}), short
