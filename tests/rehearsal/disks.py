@@ -14,7 +14,7 @@ from tests.rehearsal.audit import check_quota
 from tests.rehearsal.scheduler import Scheduler
 
 TEMPORARY = re.compile(
-    r"-\w{8}(?=\.npy)|(?<=live/live)-\w{8}|(?<=samples---tar-)\w{12}|(?<=/indexes)/\S+"
+    r"-\w{8}(?=\.npy)|(?<=live|laim)-[0-9a-f]{8}|(?<=samples---tar-)\w{12}|(?<=/indexes)/\S+"
 )
 """What is drawn of a file's name, or comes from the root's: another one in each course."""
 PIECE_BYTES = 64

@@ -15,17 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 
+import dataio.job.connect
 import dataio.job.generations
 import dataio.job.live
 from dataio.base.errors import WorldError
-from dataio.job.generations import Generations
 from dataio.job.meeting import Meeting
+from dataio.job.sockets import Sockets
 from dataio.world import Topology, World
 from tests.rehearsal.network import Network, Rank, Route
 from tests.rehearsal.scheduler import Scheduler
 
 CLOSED = "Connection closed by peer"
-LIVE = (dataio.job.generations, dataio.job.live)
+LIVE = (dataio.job.connect, dataio.job.generations, dataio.job.live)
 
 
 class Connections(Network):
@@ -67,6 +68,7 @@ class Group:
 
     Attributes:
         members: Ranks by their number in the group.
+        keys: Of the store.
         closed: Those whose connections have ended.
         networks: Of the world, and of torch.
     """
@@ -75,6 +77,7 @@ class Group:
         self.master, self.number = master, len(gloo.groups)
         gloo.groups.append(self)
         self.members: dict[int, int] = {}
+        self.keys: set[str] = set()
         self.closed: set[int] = set()
         self.networks = [Connections(gloo, self, timeout_s=gloo.timeout_s) for _ in range(2)]
 
@@ -207,20 +210,30 @@ class Gloo:
                 ):  # fmt: skip
                     raise RuntimeError("the client socket has timed out")
 
+            def set(self, key: str, value: str) -> None:
+                self.group.keys.add(key)
+
+            def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
+                me, group = gloo.rank(), self.group
+                if not scheduler.wait(
+                    lambda: group.master not in gloo.dead and gloo.are_linked(me, group.master)
+                    and group.keys >= {*keys},
+                    "wait for the store", timeout_s=timeout.total_seconds(),
+                ):  # fmt: skip
+                    raise RuntimeError("the client socket has timed out")
+
         @contextlib.contextmanager
-        def noting(generations: Generations) -> Iterator[None]:
+        def noting(sockets: Any) -> Iterator[None]:
             before = set(gloo._joined[gloo.rank()])
             try:
                 yield
             finally:
-                noted: Any = generations._sockets
-                noted += sorted(gloo._joined[gloo.rank()] - before)
+                sockets._noted += sorted(gloo._joined[gloo.rank()] - before)
 
-        def shut(generations: Generations) -> None:
+        def shut(sockets: Any) -> None:
             scheduler.point("shut")
-            noted: Any = generations._sockets
-            gloo._close(gloo.rank(), [gloo.groups[number] for number in noted])
-            noted.clear()
+            gloo._close(gloo.rank(), [gloo.groups[number] for number in sockets._noted])
+            sockets._noted.clear()
 
         def world(*, timeout_s: float) -> World:
             made = gloo._of[gloo.rank()][1]
@@ -232,7 +245,7 @@ class Gloo:
 
         meeting = partial(Seen, clock=lambda: scheduler.now, sleep=scheduler.sleep)
         places: list[tuple[Any, str, Any]] = [
-            (Generations, "_noting_sockets", noting), (Generations, "_shut", shut),
+            (Sockets, "noting", noting), (Sockets, "shut", shut),
             *((module, name, its)
               for name, its in (("dist", gloo), ("TCPStore", Store), ("torch_world", world),
                                 ("Meeting", meeting))
@@ -266,12 +279,12 @@ class SeenLate(Meeting):
     def is_called(self) -> bool:
         return bool(self._as_seen("called", lambda: Meeting.is_called.fget(self), False))  # type: ignore[attr-defined]
 
-    def _named(self, prefix: str) -> set[int]:
-        found: set[int] = self._as_seen(prefix, lambda: Meeting._named(self, prefix), set())
+    def named(self, prefix: str) -> set[int]:
+        found: set[int] = self._as_seen(prefix, lambda: Meeting.named(self, prefix), set())
         return found
 
-    def _read(self) -> list[int] | None:
-        found: list[int] | None = self._as_seen("members", lambda: Meeting._read(self), None)
+    def read(self) -> list[int] | None:
+        found: list[int] | None = self._as_seen("members", lambda: Meeting.read(self), None)
         return found
 
     def _as_seen(self, what: str, look: Callable[[], Any], first: Any) -> Any:

@@ -378,7 +378,7 @@ def test_a_list_that_a_node_sees_late_is_looked_for_now_and_then(tmp_path, monke
         each.announce()
         each.come()
     assert first.agree([0, 1], timeout_s=60) == (0, 1)
-    read = second._read
+    read = second.read
 
     def read_late() -> list[int] | None:
         nonlocal num_reads
@@ -386,7 +386,7 @@ def test_a_list_that_a_node_sees_late_is_looked_for_now_and_then(tmp_path, monke
         assert num_reads < 100, "it reads without a pause"
         return read() if time.now >= 1.0 else None
 
-    monkeypatch.setattr(second, "_read", read_late)
+    monkeypatch.setattr(second, "read", read_late)
     assert second.agree([0, 1], timeout_s=60) == (0, 1)
 
 
