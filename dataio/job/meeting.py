@@ -157,5 +157,7 @@ class Meeting:
     def _publish(self, ranks: list[int]) -> None:
         mine = self._directory / f"list-{self._rank}"
         write_file(mine, json.dumps(ranks).encode())
-        with contextlib.suppress(FileExistsError):  # another rank's list counts
+        try:
             os.link(mine, self._directory / "members")
+        except FileExistsError:  # another rank's list counts, which this node may see late
+            self._sleep(POLL_S)

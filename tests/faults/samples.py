@@ -88,6 +88,7 @@ class Job:
         options: Of the loader.
         cache: Of its cache.
         name: Of the dataset.
+        source: What is read; None: `Samples`.
     """
 
     nodes: Sequence[int]
@@ -100,12 +101,14 @@ class Job:
     options: dict[str, Any] = field(default_factory=dict)
     cache: dict[str, Any] = field(default_factory=dict)
     name: str = "samples"
+    source: Any = None
 
     def make(self, world: World, root: Path) -> Loader:
         chosen: dict[str, Any] = {"batch_size": 5, "seed": SEED}
         chosen |= {"workers": Workers(threads=0), "reports": Reports(progress=False)} | self.options
+        source = self.source or Samples(self.num_samples, self.width, self.name)
         return Loader(
-            Samples(self.num_samples, self.width, self.name), world=world,
+            source, world=world,
             cache=NodeCache(root, **self.cache), fields=fields_of(self.kind, self.width), **chosen,
         )  # fmt: skip
 

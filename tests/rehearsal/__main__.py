@@ -1,6 +1,6 @@
 """Rehearse many schedules, each in a process of its own, and shorten those that fail.
 
-python -m tests.rehearsal --seeds 0:1000 [--twice]
+python -m tests.rehearsal --seeds 0:1000 [--twice] [--live]
 """
 
 import argparse
@@ -13,13 +13,21 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from tests.faults.kill.harness import quick_directory
+from tests.rehearsal.live import rehearse_live
 from tests.rehearsal.rehearsal import Audited, rehearse
-from tests.rehearsal.schedules import Schedule, draw_schedule, shorter
+from tests.rehearsal.schedules import (
+    LiveSchedule,
+    Schedule,
+    draw_live,
+    draw_schedule,
+    shorter,
+    shorter_live,
+)
 from tests.rehearsal.settings import small_and_quick
 
 
@@ -38,7 +46,7 @@ def in_process(function: Callable[[], str]) -> str:
     return said
 
 
-def attempt(schedule: Schedule) -> str:
+def attempt(schedule: Schedule | LiveSchedule) -> str:
     """Rehearse in a process of its own: the digest, or what went wrong after a "!"."""
 
     def run() -> str:
@@ -46,7 +54,7 @@ def attempt(schedule: Schedule) -> str:
         root = Path(tempfile.mkdtemp(dir=quick_directory(), prefix="rehearsal-"))
         try:
             with small_and_quick():
-                found: Audited = rehearse(schedule, root)
+                found = _rehearse(schedule, root)
             happened, ended = " ".join(found.happened), "; ".join(found.ended)
             return f"{found.digest} {found.num_points} {happened}; {ended}"
         except BaseException as error:
@@ -55,6 +63,12 @@ def attempt(schedule: Schedule) -> str:
             shutil.rmtree(root, ignore_errors=True)
 
     return in_process(run) or "!the process ended without a word"
+
+
+def _rehearse(schedule: Schedule | LiveSchedule, root: Path) -> Audited:
+    if isinstance(schedule, LiveSchedule):
+        return rehearse_live(schedule, root)
+    return rehearse(schedule, root)
 
 
 def warm_up() -> None:
@@ -66,9 +80,12 @@ def warm_up() -> None:
             rehearse(undisturbed, Path(root))
 
 
-def shortest(schedule: Schedule, found: str) -> Schedule:
+def shortest(schedule: Schedule | LiveSchedule, found: str) -> Schedule | LiveSchedule:
     """Leave out of a schedule that fails what it fails without, with the same kind of error."""
-    for fewer in shorter(schedule):
+    less: Iterator[Schedule | LiveSchedule] = (
+        shorter_live(schedule) if isinstance(schedule, LiveSchedule) else shorter(schedule)
+    )
+    for fewer in less:
         if attempt(fewer).splitlines()[0] == found.splitlines()[0]:
             return shortest(fewer, found)
     return schedule
@@ -81,13 +98,14 @@ def main() -> int:
     )
     parser.add_argument("--seeds", default="0:100", help="first:end")
     parser.add_argument("--twice", action="store_true", help="compare two runs of each seed")
+    parser.add_argument("--live", action="store_true", help="jobs under `dataio.live`")
     parser.add_argument("--verbose", action="store_true", help="a line a seed")
     args = parser.parse_args()
     first, end = map(int, args.seeds.split(":"))
     started_s, num_wrong = time.process_time(), 0
     warm_up()
     for seed in range(first, end):
-        schedule = draw_schedule(seed)
+        schedule = draw_live(seed) if args.live else draw_schedule(seed)
         found = attempt(schedule)
         if args.twice and not found.startswith("!") and attempt(schedule) != found:
             found = "!the second run was another one"

@@ -1,7 +1,7 @@
 """What must hold of every rehearsed job, as `docs/guarantees.md` lists it."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,13 +68,37 @@ def check_same(course: Course, expected: Course, first: int) -> None:
             assert found == its, f"rank {rank} got {found}, undisturbed it gets {its}"
 
 
-def check_whole(schedule: Schedule, parts: Sequence[Course], expected: Course | None) -> None:
+def check_again(before: Course, course: Course) -> None:
+    """Check that what is trained again after a restore, of its epoch, is the same.
+
+    Args:
+        before: What was trained before the restore and behind its save, on the same ranks.
+        course: What was trained after the restore.
+
+    Raises:
+        AssertionError: If not.
+    """
+    for rank, (batches, again) in enumerate(zip(before, course, strict=True)):
+        for wanted, found in zip(batches, again, strict=False):
+            if wanted.epoch != batches[0].epoch or batches[0].step == 1:
+                break  # more samples may have come meanwhile
+            assert found == wanted, f"rank {rank} got {found}, before the restore {wanted}"
+
+
+def check_whole(
+    schedule: Schedule,
+    parts: Sequence[Course],
+    expected: Course | None,
+    *,
+    lengths: Mapping[int, int],
+) -> None:
     """Check a run in whole: each sample once an epoch, or those that an undisturbed run has.
 
     Args:
         schedule: What was drawn.
         parts: What stayed of each start.
         expected: Of an undisturbed run, on any ranks.
+        lengths: Samples of each epoch, where that changes.
 
     Raises:
         AssertionError: If a sample was left out or came twice.
@@ -90,7 +114,9 @@ def check_whole(schedule: Schedule, parts: Sequence[Course], expected: Course | 
     importance = schedule.job.options.get("importance")
     for at, ids in list(found.items()):
         kind, dataset, lap = at
-        every = set(range(20 if dataset == "others" else schedule.job.num_samples))
+        num_samples = lengths.get(lap, schedule.job.num_samples)
+        every = set(range(20 if dataset == "others" else num_samples))
+        assert ids.keys() <= every, f"{at}: {ids.keys() - every} are of no sample"
         assert max(ids.values(), default=1) == 1, f"{at}: twice {ids}"
         goes_on = schedule.mixed and ("train", dataset, lap + 1) not in found
         if kind == "train" and not isinstance(importance, InfoBatch) and not goes_on:

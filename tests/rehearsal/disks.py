@@ -13,8 +13,10 @@ from tests.faults.recording import Files, Recorder, State, _path_of, _set
 from tests.rehearsal.audit import check_quota
 from tests.rehearsal.scheduler import Scheduler
 
-TEMPORARY = re.compile(r"-\w{8}(?=\.npy)")
-"""What Python draws of a file's name: another one in each course of the same events."""
+TEMPORARY = re.compile(
+    r"-\w{8}(?=\.npy)|(?<=live|laim)-[0-9a-f]{8}|(?<=samples---tar-)\w{12}|(?<=/indexes)/\S+"
+)
+"""What is drawn of a file's name, or comes from the root's: another one in each course."""
 PIECE_BYTES = 64
 """What a disk writes whole or not at all: files are as small in proportion."""
 
@@ -78,12 +80,12 @@ class Disks(Recorder):
                 data, before = left[new][name], left[old][name]
                 yield name, data if data == before else _mixed(draw, data, before)
 
-    def close_all(self) -> None:
-        """Close what killed processes had open: their locks are free."""
-        for descriptor in list(self._open_by):
+    def close_all(self, rank: int | None = None) -> None:
+        """Close what killed processes had open, or one of them: their locks are free."""
+        for descriptor in [d for d, its in self._open_by.items() if rank in (None, its)]:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-        self._open_by.clear()
+            self._open_by.pop(descriptor, None)
 
     def _replace(self, then: Any) -> Any:
         replace_file = super()._replace(then)

@@ -79,8 +79,8 @@ class Network:
     def is_under_way(self, message: _Message, route: Route) -> bool:
         return any(each is message for each in self._under_way[route])
 
-    def check(self) -> None:
-        """Raise what ended the job."""
+    def check(self, route: Route) -> None:
+        """Raise what ended the job, or a connection."""
         if self.ended is not None:
             raise WorldError(self.ended)
 
@@ -97,7 +97,7 @@ class _Sent:
         if self._done:
             return True
         self._network.scheduler.point("test a send")
-        self._network.check()
+        self._network.check(self._route)
         self._network.deliver(self._route)
         self._done = self._is_copied or not self._network.is_under_way(self._message, self._route)
         if self._done:
@@ -113,7 +113,7 @@ class _Receive:
 
     def test(self) -> bool:
         self._network.scheduler.point("test a receive")
-        self._network.check()
+        self._network.check(self._route)
         self._network.deliver(self._route)
         return self._done
 
@@ -138,13 +138,15 @@ class Rank:
 
     def isend(self, data: Bytes, *, dest: int, tag: int) -> _Sent:
         self._network.scheduler.point(f"send {len(data)} to {dest} as {tag}")
-        self._network.check()
-        return self._network.send(data, (self.rank, dest, tag))
+        route = self.rank, dest, tag
+        self._network.check(route)
+        return self._network.send(data, route)
 
     def irecv(self, into: Bytes, *, source: int, tag: int) -> _Receive:
         self._network.scheduler.point(f"receive {len(into)} from {source} as {tag}")
-        self._network.check()
-        return self._network.receive(into, (source, self.rank, tag))
+        route = source, self.rank, tag
+        self._network.check(route)
+        return self._network.receive(into, route)
 
     def abort(self, message: str) -> NoReturn:
         self._network.ended = self._network.ended or message

@@ -23,6 +23,7 @@ from dataio.exchange.transfer import Transfer
 from dataio.plan.dealer import Dealer
 from dataio.plan.segment import Position
 from dataio.rowlog.log import RowLog
+from dataio.source.wrap.growing import GrowingSource
 from dataio.state.report import Feedback
 from dataio.state.resume import trained_before
 from dataio.store.background import Background
@@ -34,6 +35,7 @@ from dataio.store.manifest_files import ManifestFiles
 from dataio.store.quota_agreement import agree_on_budget
 from dataio.world import World
 from dataio.world.collectives import Collectives
+from tests.rehearsal.planted_live import LIVE_PLANTED
 
 
 def _nothing(*args: Any, **options: Any) -> None:
@@ -161,6 +163,9 @@ PLANTED: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "the log of rows is a step late": (
         (RowLog, "progress", lambda self, step, then=RowLog.progress: then(self, step - 1)),
     ),
+    "an epoch that goes on takes in new shards": (
+        (GrowingSource, "cut", lambda self, num_samples: self),
+    ),
     "a wait has no limit": ((Collectives, "wait", _wait_for_ever),),
 }
 
@@ -168,10 +173,9 @@ PLANTED: dict[str, tuple[tuple[Any, str, Any], ...]] = {
 @contextlib.contextmanager
 def planted(name: str) -> Iterator[None]:
     """Plant a bug, within."""
-    before = [
-        (owner, attribute, getattr(owner, attribute)) for owner, attribute, _ in PLANTED[name]
-    ]
-    for owner, attribute, value in PLANTED[name]:
+    places = (PLANTED | LIVE_PLANTED)[name]
+    before = [(owner, attribute, getattr(owner, attribute)) for owner, attribute, _ in places]
+    for owner, attribute, value in places:
         setattr(owner, attribute, value)
     try:
         yield

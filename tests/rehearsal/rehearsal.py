@@ -13,6 +13,7 @@ from shuffle import Local
 from tests.rehearsal import audit
 from tests.rehearsal.audit import Course
 from tests.rehearsal.disks import Disks
+from tests.rehearsal.growth import Growth
 from tests.rehearsal.scheduler import Scheduler, Task
 from tests.rehearsal.schedules import Nodes, Planned, Schedule
 from tests.rehearsal.start import Saved, Start
@@ -51,9 +52,11 @@ def rehearse(schedule: Schedule, root: Path) -> Audited:
         undisturbed = _run_undisturbed(schedule, schedule.starts[0].nodes, root / "undisturbed")
         expected, most_bytes = undisturbed.course, sum(undisturbed.read_bytes)
     alone = expected
-    if isinstance(schedule.job.options.get("importance"), InfoBatch) and not schedule.job.cache:
+    hides_alike = isinstance(schedule.job.options.get("importance"), InfoBatch)
+    if hides_alike and not (schedule.job.cache or schedule.grows):
         # It hides the same samples on any ranks: none of them tops a step up.
         alone = _run_undisturbed(schedule, (1,), root / "alone").course
+    growth = Growth(root / "shards", schedule.job.num_samples) if schedule.grows else None
     start: Start
 
     def on_point(task: Task, what: str) -> None:
@@ -69,7 +72,9 @@ def rehearse(schedule: Schedule, root: Path) -> Audited:
     with rehearsed(scheduler), disks.recording():
         for number, planned in enumerate(schedule.starts):
             path = newest[0].path if newest else None
-            start = Start(schedule, planned, disks.root, scheduler, path=path, number=number)
+            start = Start(
+                schedule, planned, disks.root, scheduler, path=path, number=number, growth=growth
+            )
             start.run()
             if schedule.same_nodes and not schedule.job.cache:
                 read_bytes = sum(start.read_bytes)
@@ -78,6 +83,9 @@ def rehearse(schedule: Schedule, root: Path) -> Audited:
             if any(start.course):
                 begun = _find_begun(newest, start.course, expected)
                 first = begun.num_batches if begun else 0
+                if begun is not None and len({each.nodes for each in schedule.starts}) == 1:
+                    at, part = parts[-1]
+                    audit.check_again([each[max(first - at, 0) :] for each in part], start.course)
                 parts = [(at, [each[: max(first - at, 0)] for each in part]) for at, part in parts]
                 parts.append((first, start.course))
                 if schedule.same_nodes and expected is not None:
@@ -91,7 +99,7 @@ def rehearse(schedule: Schedule, root: Path) -> Audited:
                 for file in disks.root.glob(f"cache/*/node{planned.lost}/*"):
                     file.unlink()
     courses = [course for _, course in parts]
-    audit.check_whole(schedule, courses, alone)
+    audit.check_whole(schedule, courses, alone, lengths=growth.lengths if growth else {})
     final = disks.root / "saves" / "final"
     if "importance" in schedule.job.options:
         audit.check_scores(final, courses)

@@ -83,7 +83,7 @@ class Scheduler:
         # How gladly a thread goes on by itself: one seed explores few switches, another many.
         self._stays = self.random.choice([0.0, 0.5, 0.9, 0.98])
         self._hash = xxh3_128()
-        self._numbers = itertools.count()
+        self._numbers, self.thread_numbers = itertools.count(), itertools.count()
         self._current: dict[int, Task] = {}
         self._main = _thread.allocate_lock()
         self._error: BaseException | None = None
@@ -242,6 +242,14 @@ class Thread(threading.Thread):
 
     _scheduler: Scheduler
     _task: Task | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._number = next(self._scheduler.thread_numbers)
+        super().__init__(*args, **options)
+
+    def __hash__(self) -> int:
+        # Pools join a set of threads: in an order that is not that of their addresses.
+        return self._number
 
     def start(self) -> None:
         parent = self._scheduler.task()

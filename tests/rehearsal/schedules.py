@@ -15,6 +15,8 @@ POINTS = (20, 300, 3000)
 """A fault comes within so many points of a start: while it opens, stages, or trains."""
 FATAL = ("all", "one", "error", "full", "hang", "link")
 HARMLESS = ("pause", "slow", "clock", "second")
+GROWS = "grow"
+GROWS_FRACTION = 0.15
 Nodes = tuple[int, ...]
 
 
@@ -29,7 +31,7 @@ class Fault:
             operation on a file fails, as by a broken or a full disk; ``"link"``: its connections
             are lost. Those end the start. These do not: ``"pause"``: it stops for less than others
             wait; ``"slow"``: what it does takes long; ``"clock"``: the clock of the day is set;
-            ``"second"``: another job begins with the same cache.
+            ``"second"``: another job begins with the same cache; ``"grow"``: a shard is appended.
     """
 
     point: int
@@ -66,6 +68,7 @@ class Schedule:
         logs_rows: Whether it keeps a log of rows.
         evaluates: Whether it evaluates as each epoch ends.
         one_save: Whether all saves have one name, else each has its own.
+        grows: Whether shards are appended to its dataset.
     """
 
     seed: int
@@ -75,11 +78,12 @@ class Schedule:
     logs_rows: bool = False
     evaluates: bool = False
     one_save: bool = False
+    grows: bool = False
 
     @property
     def same_nodes(self) -> bool:
-        """Whether all starts have the same ranks: they train what an undisturbed one does."""
-        return len({start.nodes for start in self.starts}) == 1
+        """Whether all starts have the same ranks and samples: they train as an undisturbed one."""
+        return len({start.nodes for start in self.starts}) == 1 and not self.grows
 
     def __str__(self) -> str:
         job = ", ".join(
@@ -134,11 +138,22 @@ def draw_schedule(seed: int) -> Schedule:
         job = replace(job, cache=draw.choice([{}, {"copies": 2}]))
         lost = [None, *range(len(nodes))] if job.cache else [None]
         starts = tuple(replace(start, lost=draw.choice(lost)) for start in starts)
-    return Schedule(
+    schedule = Schedule(
         seed, job, (*starts, last), mixed=mixed, logs_rows=not mixed and draw.random() < 0.3,
         evaluates=not (mixed or job.cache) and draw.random() < 0.2,
         one_save=not moves and draw.random() < 0.3,
     )  # fmt: skip
+    if mixed or job.cache or draw.random() >= GROWS_FRACTION:
+        return schedule
+    grown = tuple(
+        replace(start, faults=_in_order(*start.faults, *_draw_growth(draw)))
+        for start in schedule.starts
+    )
+    return replace(schedule, starts=grown, one_save=False, grows=True)
+
+
+def _draw_growth(draw: random.Random) -> list[Fault]:
+    return [Fault(draw.randrange(draw.choice(POINTS)), GROWS) for _ in range(draw.randint(0, 2))]
 
 
 def _draw_faults(draw: random.Random) -> tuple[Fault, ...]:
@@ -151,7 +166,100 @@ def _draw_faults(draw: random.Random) -> tuple[Fault, ...]:
         )
         if draw.random() < share
     ]
+    return _in_order(*faults)
+
+
+def _in_order(*faults: Fault) -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: fault.point))
+
+
+LIVE = ("kill", "power", "hang", "pause", "part", "late", "slow", "error")
+PLACES = (
+    "", "", "", "averages", "sum", "has averaged", "has stepped", "meeting-", "rank-", "list-",
+    "members", "store", "connect", "shut", "take over", "failed",
+)  # fmt: skip
+"""Words of what is done at a point, while all is well first."""
+NUM_TRAINING = 7
+
+
+@dataclass(frozen=True)
+class LiveFault:
+    """What happens to a job under `dataio.live`.
+
+    Attributes:
+        point: After so many points since it began, or since the fault before.
+        where: A word of what is done there.
+        how: ``"kill"``: a process ends, and its connections; ``"power"``: a node ends, and nobody
+            is told; ``"hang"``: a rank stops for longer than others wait, and comes back;
+            ``"pause"``: for less; ``"part"``: the network falls in two for a while; ``"late"``: a
+            node sees the files of others late; ``"slow"``: what it does takes long; ``"error"``:
+            an operation on a file fails.
+    """
+
+    point: int
+    where: str
+    how: str
+
+
+@dataclass(frozen=True)
+class LiveSchedule:
+    """What a seed draws of a rehearsal of `dataio.live`.
+
+    Attributes:
+        seed: Of the order of events.
+        job: What is run, in one start.
+        faults: One after the other.
+    """
+
+    seed: int
+    job: Job
+    faults: tuple[LiveFault, ...]
+
+    def __str__(self) -> str:
+        faults = "".join(f"\n    {fault}" for fault in self.faults)
+        return f"live seed {self.seed}: {self.job}{faults}"
+
+
+def draw_live(seed: int) -> LiveSchedule:
+    """Draw a rehearsal of `dataio.live`."""
+    draw = random.Random(f"live {seed}")
+    options: dict[str, Any] = {
+        "shuffle": draw.choice([shuffle.Local(), shuffle.Partial(0.4), shuffle.Global()])
+    }
+    if draw.random() < 0.2:
+        options["staging"] = Staging(when="overlap")
+    if draw.random() < 0.2:
+        options["workers"] = Workers(threads=2)
+    nodes = draw.choice([(1, 1), (1, 1, 1), (2, 2), (1, 1, 1, 1), (2, 1)])
+    copies = {"copies": 2} if len({*nodes}) == 1 and draw.random() < 0.4 else {}
+    job = Job(
+        nodes, draw.choice(["fixed", "variable", "both"]), epochs=2, options=options, cache=copies
+    )
+    faults = tuple(
+        LiveFault(
+            draw.randrange(draw.choice([20, 300, most])), draw.choice(places), draw.choice(hows)
+        )
+        for hows, places, most, share in (
+            (LIVE[:1] * 4 + LIVE, PLACES[:NUM_TRAINING], 1500, 1.0), (LIVE, PLACES, 600, 0.5),
+            (LIVE, PLACES, 600, 0.3),
+        )
+        if draw.random() < share
+    )  # fmt: skip
+    return LiveSchedule(seed, job, faults)
+
+
+def shorter_live(schedule: LiveSchedule) -> Iterator[LiveSchedule]:
+    """Yield schedules with less in them, the shortest first."""
+    faults, job = schedule.faults, schedule.job
+    for number in range(len(faults)):
+        yield replace(schedule, faults=faults[:number] + faults[number + 1 :])
+    smaller = [replace(job, epochs=1)] if job.epochs > 1 else []
+    smaller += [replace(job, cache={})] if job.cache else []
+    smaller += [replace(job, options={})] if job.options else []
+    smaller += [replace(job, kind="fixed")] if job.kind != "fixed" else []
+    smaller += [replace(job, nodes=job.nodes[:-1])] if len(job.nodes) > 2 else []
+    for less in smaller:
+        yield replace(schedule, job=less)
 
 
 def shorter(schedule: Schedule) -> Iterator[Schedule]:
@@ -163,7 +271,7 @@ def shorter(schedule: Schedule) -> Iterator[Schedule]:
         for fault in range(len(start.faults)):
             fewer = replace(start, faults=start.faults[:fault] + start.faults[fault + 1 :])
             yield replace(schedule, starts=(*starts[:number], fewer, *starts[number + 1 :]))
-    for name in ("mixed", "logs_rows", "evaluates", "one_save"):
+    for name in ("mixed", "logs_rows", "evaluates", "one_save", "grows"):
         if getattr(schedule, name):
             without: dict[str, Any] = {name: False}
             yield replace(schedule, **without)

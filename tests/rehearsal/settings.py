@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+import dataio.source.storage.deadline
 import dataio.store.commit_log
 import dataio.store.files.store
 import dataio.store.filling
@@ -12,6 +13,7 @@ import dataio.store.staging
 
 LIMITS = (
     (dataio.store.filling, "TICK_S", 0.1),
+    (dataio.source.storage.deadline, "IDLE_S", 0.1),
     (dataio.store.staging, "SEAL_BYTES", 300),
     (dataio.store.commit_log, "DELTAS_PER_BASE", 2),
     (dataio.store.commit_log, "MOVED_PER_BASE", 0.9),

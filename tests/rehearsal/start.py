@@ -15,9 +15,10 @@ from tests.faults.kill.job import outcome
 from tests.faults.samples import Samples
 from tests.rehearsal import audit
 from tests.rehearsal.audit import Course, Delivered
+from tests.rehearsal.growth import Growth
 from tests.rehearsal.network import Network
 from tests.rehearsal.scheduler import Scheduler, Task
-from tests.rehearsal.schedules import FATAL, Fault, Planned, Schedule
+from tests.rehearsal.schedules import FATAL, GROWS, Fault, Planned, Schedule
 
 TIMEOUT_S = 0.5
 LONGEST_S = 30.0
@@ -50,6 +51,7 @@ class Start:
         scheduler: Of the rehearsal.
         path: The save that it goes on from; None: it begins anew.
         number: Of this start.
+        growth: The shards that are read, if others are appended to them.
 
     Attributes:
         saved: Its newest save that is whole.
@@ -63,10 +65,12 @@ class Start:
 
     def __init__(
         self, schedule: Schedule, planned: Planned, root: Path, scheduler: Scheduler, *,
-        path: Path | None = None, number: int = 0,
+        path: Path | None = None, number: int = 0, growth: Growth | None = None,
     ) -> None:  # fmt: skip
+        self._growth = growth
         self._schedule, self._planned, self._number = schedule, planned, number
-        self.job = replace(schedule.job, nodes=planned.nodes)
+        source = None if growth is None else growth.source
+        self.job = replace(schedule.job, nodes=planned.nodes, source=source)
         self._root, self._scheduler, self._faults = root, scheduler, list(planned.faults)
         self._from = path
         self.saved: Saved | None = None
@@ -161,6 +165,8 @@ class Start:
             self._network.ended = f"rank {task.rank}: the connection was lost"
         elif fault.how == "slow":
             scheduler.sleep(TIMEOUT_S / 4)
+        elif fault.how == GROWS and self._growth is not None:
+            self._growth.append()
         elif fault.how == "clock":
             scheduler.wall_s += scheduler.random.choice([-1e6, -60.0, 3600.0, 1e6])
         else:
@@ -188,7 +194,8 @@ class Start:
         self._living.discard(number)
 
     def _train(self, world: World) -> None:
-        job = self.job
+        job, growth = self.job, self._growth
+        before = growth.num_samples if growth is not None else 0
         with self._open(world) as loader:
             if self._from is not None:
                 loader.restore(self._from)
@@ -196,6 +203,8 @@ class Start:
             if self._schedule.evaluates and isinstance(loader, Loader):
                 evaluation = loader.evaluation(Samples(13, job.width, "measured"))
             for epoch in loader.epochs(job.epochs):
+                if growth is not None and world.rank == 0 and isinstance(loader, Loader):
+                    growth.check(loader, before)
                 for batch in loader:
                     self._take("train", loader, epoch, batch, world.rank)
                     if (epoch, loader.step) in job.saves:
@@ -206,6 +215,7 @@ class Start:
                 if evaluation is not None:
                     batches = [self._check_rows(batch) for batch in evaluation]
                     self.evaluated[world.rank].append([i for ids in batches for i in ids if i >= 0])
+                before = growth.num_samples if growth is not None else 0
             loader.save(self._root / "saves" / "final")
 
     def _train_beside(self, world: World) -> None:

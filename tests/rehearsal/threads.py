@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import dataio.source.storage.deadline
 from tests.rehearsal.scheduler import Scheduler
 
 
@@ -69,7 +70,10 @@ def rehearsed(scheduler: Scheduler) -> Iterator[None]:
         (threading, "RLock", threading._PyRLock),  # type: ignore[attr-defined]
         (threading, "_CRLock", None),
         (threading, "Thread", scheduler.thread_type),
-        (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
+        *(
+            (module, "SimpleQueue", queue._PySimpleQueue)  # type: ignore[attr-defined]
+            for module in (queue, dataio.source.storage.deadline)
+        ),
         # Of the end of the interpreter; who is killed while holding it would hold it for all.
         (concurrent.futures.thread, "_global_shutdown_lock", contextlib.nullcontext()),
         (time, "sleep", scheduler.sleep),

@@ -371,6 +371,25 @@ def test_a_rank_that_came_and_says_nothing_more_is_not_on_the_list(tmp_path):
     assert time.now == pytest.approx(3, abs=0.1)
 
 
+def test_a_list_that_a_node_sees_late_is_looked_for_now_and_then(tmp_path, monkeypatch):
+    time, num_reads = Time(), 0
+    first, second = (meeting(tmp_path, rank, time) for rank in (0, 1))
+    for each in (first, second):
+        each.announce()
+        each.come()
+    assert first.agree([0, 1], timeout_s=60) == (0, 1)
+    read = second.read
+
+    def read_late() -> list[int] | None:
+        nonlocal num_reads
+        num_reads += 1
+        assert num_reads < 100, "it reads without a pause"
+        return read() if time.now >= 1.0 else None
+
+    monkeypatch.setattr(second, "read", read_late)
+    assert second.agree([0, 1], timeout_s=60) == (0, 1)
+
+
 def test_ranks_that_come_apart_have_one_list(tmp_path):
     met: dict[int, tuple[int, ...]] = {}
     meetings = [Meeting(tmp_path / "meeting", rank, patience_s=0.5) for rank in (0, 1)]
