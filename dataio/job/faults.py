@@ -2,7 +2,11 @@
 
 from dataio.base.errors import DataioError, StallError, WorldError
 
-PEER_WORDS = ("gloo", "connection closed by peer", "connection reset by peer", "nccl")
+PEER_WORDS = (
+    "gloo", "connection closed by peer", "connection reset by peer", "nccl",
+    # Of torch's store, where the rank that holds it is gone
+    "broken pipe", "did the remote server shutdown",
+)  # fmt: skip
 
 
 def find_cause(error: BaseException) -> BaseException:
