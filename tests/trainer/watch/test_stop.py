@@ -12,7 +12,7 @@ from dataio.base.errors import WorldError
 from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.stand_ins import SetClock
 from tonari.trainer.watch import stop
-from tonari.trainer.watch.stop import StopRequest
+from tonari.trainer.watch.stop import StopRequest, noting_between
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
@@ -41,6 +41,23 @@ def test_sigterm_ends_the_process_where_an_error_does_and_the_node_is_lost(ends_
     finally:
         signal.signal(signal.SIGTERM, before)
     assert taken == [signal.SIGTERM] * ends_with_node
+
+
+@pytest.mark.parametrize("is_between", [False, True])
+def test_a_signal_before_a_rank_was_lost_stops_those_that_go_on(is_between) -> None:
+    noted: dict[int, float] = {}
+    before = signal.getsignal(signal.SIGUSR1)
+    with noting_between(noted):
+        with contextlib.suppress(WorldError), StopRequest(noted=noted):
+            if not is_between:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            raise WorldError("a peer is gone")
+        if is_between:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        with StopRequest(noted=noted) as request:
+            assert request.agreed(single_world())
+            assert request.words == "SIGUSR1"
+    assert signal.getsignal(signal.SIGUSR1) == before
 
 
 def test_a_signal_that_came_while_the_program_was_imported_is_noted() -> None:

@@ -40,6 +40,7 @@ from tonari.trainer.run.build import lay_out, make_importance
 from tonari.trainer.run.pace import same_rows
 from tonari.trainer.run.whole_steps import ELEMENTWISE
 from tonari.trainer.watch.metrics import MetricsLog
+from tonari.trainer.watch.stop import noting_between
 
 Result = TypeVar("Result")
 PATIENCE_S = 5.0
@@ -62,6 +63,7 @@ class Live:
         on_all: Whether the norm is that of all ranks, by which a step counts.
         progress: Behind the last step that counts.
         leave: Waits for what the ranks before these had under way.
+        signals: That ask to stop: a run that was asked, and loses a rank, stops all the same.
     """
 
     def __init__(self, config: Config, sizes: tuple[int, ...] = ()) -> None:
@@ -70,6 +72,7 @@ class Live:
         self.goes_on = self.on_all = False
         self.progress = Progress()
         self.leave: Callable[[], None] = _nothing
+        self.signals: dict[int, float] = {}
         self._finish: Callable[[Tensor], None] = _nothing
         self._place: dict[str, object] = {}
         self._norm = 0.0
@@ -234,11 +237,12 @@ def train_on(config: Config, train: Callable[..., Result]) -> Result:
     if claim:
         check_live(config, sizes)
     live = Live(config, sizes)
-    return dataio.live(
-        lambda job: train(live.begin(job), live=live), choose=live.choose,
-        directory=Path(config.run.directory) / "live", patience_s=PATIENCE_S,
-        timeout_s=config.run.timeout_s,
-    )  # fmt: skip
+    with noting_between(live.signals):
+        return dataio.live(
+            lambda job: train(live.begin(job), live=live), choose=live.choose,
+            directory=Path(config.run.directory) / "live", patience_s=PATIENCE_S,
+            timeout_s=config.run.timeout_s,
+        )  # fmt: skip
 
 
 def check_live(config: Config, sizes: tuple[int, ...]) -> None:

@@ -173,7 +173,7 @@ def train_observed(
     limit_waits_of_groups(timedelta(seconds=config.run.timeout_s + LATER_S))
     with (
         # Until all is closed: a checkpoint may still be under way, and launchers repeat signals.
-        StopRequest(ends_with_node=config.run.live) as stop,
+        StopRequest(ends_with_node=config.run.live, noted=live.signals) as stop,
         deterministic(config.run.deterministic),
         live.joined() as job,
         contextlib.ExitStack() as opened,

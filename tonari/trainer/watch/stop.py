@@ -1,9 +1,11 @@
 """A polite end: a signal asks for a checkpoint instead of killing at once."""
 
+import contextlib
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 
 import numpy as np
@@ -36,12 +38,15 @@ class StopRequest:
     Args:
         ends_with_node: Whether SIGTERM ends the process where an error closes it: a launcher that
             lost another rank of the node ends this one too.
+        noted: Signals that came before, to which those that come are added; None: there are none.
     """
 
-    def __init__(self, *, ends_with_node: bool = False) -> None:
+    def __init__(
+        self, *, ends_with_node: bool = False, noted: dict[int, float] | None = None
+    ) -> None:
         self._ends_with_node = ends_with_node
         self._asked = 0
-        self._noted: dict[int, float] = {}
+        self._noted = {} if noted is None else noted
         self._earlier: dict[int, object] = {}
         self._speaks = False
         self._steps = 0
@@ -118,3 +123,22 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self._noted.setdefault(number, now)
+
+
+@contextlib.contextmanager
+def noting_between(noted: dict[int, float]) -> Iterator[None]:
+    """Note within, also while no `StopRequest` is open, the signals that ask for a checkpoint."""
+    numbers = (signal.SIGUSR1, signal.SIGUSR2)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.setdefault(number, time.monotonic())
+
+    earlier = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
