@@ -32,6 +32,10 @@ from dataio.world import World
 
 Result = TypeVar("Result")
 Noting = Callable[[], contextlib.AbstractContextManager[None]]
+
+MOST_IN_VAIN = 5
+"""Losses of nobody, one after the other at one step: what comes next is no accident."""
+
 log = logging.getLogger(__name__)
 
 
@@ -178,12 +182,12 @@ class LiveJob:
         tensors: list[torch.Tensor] = []
         text = json.dumps(describe(state, tensors)).encode() if self.world.rank == donor else b""
         described = json.loads(self.world.allgather(text, doing="taking over weights")[donor])
-        if self.world.rank != donor:
-            state = restore(described, tensors)
+        taken = state if self.world.rank == donor else restore(described, tensors)
         for each in tensors:
             if each.numel():
                 dist.broadcast(each.view(-1).view(torch.uint8), src=donor)
-        return state
+        # Who has the step keeps what ranks have each for itself, such as the random generator.
+        return state or taken
 
 
 def describe(state: object, tensors: list[torch.Tensor]) -> object:
@@ -264,16 +268,20 @@ def live(
     with _handling_sigterm(generations.ask_to_leave), contextlib.closing(generations):
         world, counted = generations.first(), None
         results: list[Result] = []
+        stuck_at: tuple[tuple[int, ...], int] = (), -1
+        num_in_vain = 0
         while True:
             job = LiveJob(
                 world, generations.ranks, counted, noting_groups=generations.sockets.noting,
                 after_step=generations.leave_if_asked,
             )  # fmt: skip
+            counted = None  # it holds the model of the call before
             if generations.why:
                 log.warning(
                     "[rank %d] live: ranks %s go on from step %d (%s)",
                     world.rank, [*generations.ranks], job.number, generations.why,
                 )  # fmt: skip
+            generations.leave_if_asked()  # meanwhile
             try:
                 results = [train(job)]
                 return generations.end(world, results[0])
@@ -282,6 +290,17 @@ def live(
                 if not generations.are_lost(error):
                     generations.fail(error, has_state=counted is not None)
                     raise
+                stands_at = generations.ranks, job.number
+                num_in_vain = num_in_vain + 1 if stands_at == stuck_at else 0
+                stuck_at = stands_at
+                if num_in_vain == MOST_IN_VAIN:
+                    wrong = WorldError(
+                        f"live: ranks {[*generations.ranks]} fail again and again behind step "
+                        f"{job.number}, and none of them is lost ({error}); look for what one rank "
+                        f"alone does there, or give a timeout_s longer than it takes"
+                    )
+                    generations.fail(wrong, has_state=True)
+                    raise wrong from error
                 why = str(error)
                 # Its frames hold the loader and the model of this call.
                 traceback.clear_frames(error.__traceback__)

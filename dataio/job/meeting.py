@@ -115,8 +115,11 @@ class Meeting:
                 self.come()
                 beat_s = waited_s
                 for rank in self.named("rank-"):
-                    said = (self._directory / f"rank-{rank}").read_bytes()
-                    if said != heard.get(rank, (b"", 0.0))[0]:
+                    said = b""
+                    # NFS lets go of a file that is replaced while it is read.
+                    with contextlib.suppress(OSError):
+                        said = (self._directory / f"rank-{rank}").read_bytes()
+                    if said and said != heard.get(rank, (b"", 0.0))[0]:
                         heard[rank] = said, waited_s
                 left = self.named("left-")
                 due = self.named("alive-") - heard.keys() - left

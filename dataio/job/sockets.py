@@ -34,15 +34,23 @@ class Sockets:
         finally:
             for descriptor, name in _open_sockets().items():
                 if before.get(descriptor) != name:
-                    made = socket.socket(fileno=os.dup(descriptor))
-                    try:
-                        made.getpeername()
-                    except OSError:  # it listens: gloo ends the process where that is shut
-                        made.close()
-                    else:
-                        for option in KEEP_ALIVE if made.family != socket.AF_UNIX else ():
-                            made.setsockopt(*option)
-                        self._noted.append(made)
+                    with contextlib.suppress(OSError):  # another thread has closed it
+                        self._note(socket.socket(fileno=os.dup(descriptor)))
+
+    def _note(self, made: socket.socket) -> None:
+        # Of this process: those by which the loops of asyncio wake up go on.
+        if made.family == socket.AF_UNIX:
+            made.close()
+            return
+        try:
+            made.getpeername()
+        except OSError:  # it listens: gloo ends the process where that is shut
+            made.close()
+            return
+        for option in KEEP_ALIVE:
+            made.setsockopt(*option)
+        with self._lock:
+            self._noted.append(made)
 
     def shut(self) -> None:
         """Shut them: what waits for them fails, whoever holds it."""

@@ -1,10 +1,14 @@
 """Ranks are lost at any moment: the others train on, each sample once, as one process would."""
 
+import asyncio
+import errno
+import gc
 import json
 import socket
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +16,13 @@ import pytest
 import torch
 
 import dataio
+import dataio.job.live as live_module
 from dataio.base.errors import StateError, WorldError
 from dataio.job.live import describe, restore
 from dataio.job.meeting import Meeting
 from dataio.job.numbers import find_job
 from dataio.job.sockets import Sockets
-from dataio.world import single_world
+from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo
 from tests.dataio.job.live_ranks import EPOCHS, LIMIT_S, NUM_SAMPLES, loss_of, make, samples
 from tests.memory_source import FIELDS, MemorySource
@@ -284,6 +289,142 @@ def test_a_state_is_told_to_others_as_it_is():
         describe({"a": {1, 2}}, [])
 
 
+class SameRanks:
+    """In place of `Generations`: one rank that is never lost."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.ranks, self.why, self.sockets, self.failed = (0,), "", Sockets(), ""
+        self.num_calls = 0
+
+    def first(self) -> dataio.World:
+        return single_world()
+
+    def go_on(self, why: str, *, least: int) -> dataio.World:
+        self.num_calls += 1
+        assert self.num_calls < 20, "it goes on for ever"
+        return single_world()
+
+    def are_lost(self, error: BaseException) -> bool:
+        return "closed by peer" in str(error)
+
+    def fail(self, error: BaseException, *, has_state: bool) -> None:
+        self.failed = str(error)
+
+    def end(self, world: dataio.World, result: Any) -> Any:
+        return result
+
+    def ask_to_leave(self) -> None: ...
+
+    def leave_if_asked(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class NoRows:
+    """A loader that has none."""
+
+    keeps_scores = False
+
+    def state_dict(self) -> dict[str, object]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, object]) -> None: ...
+
+
+@pytest.mark.parametrize("gets_on", [False, True])
+def test_ranks_that_fail_again_and_again_at_one_step_and_are_not_lost_end(
+    tmp_path, monkeypatch, gets_on
+):
+    monkeypatch.setattr(live_module, "Generations", SameRanks)
+    calls: list[int] = []
+
+    def train(job: dataio.LiveJob) -> str:
+        calls.append(job.number)
+        job.keep(NoRows(), model=torch.nn.Linear(1, 1))
+        if gets_on or not job.number:
+            with job.step():
+                pass
+        if gets_on and len(calls) == 12:
+            return "done"
+        raise RuntimeError("Connection closed by peer")
+
+    if gets_on:
+        assert dataio.live(train, directory=tmp_path) == "done"
+        return
+    with pytest.raises(WorldError, match=r"ranks \[0\] fail again and again behind step 1, and"):
+        dataio.live(train, directory=tmp_path)
+    assert calls == [0, *[1] * 5]
+
+
+def test_nothing_holds_the_model_of_the_call_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(live_module, "Generations", SameRanks)
+    models: list[weakref.ref[torch.nn.Module]] = []
+
+    def train(job: dataio.LiveJob) -> None:
+        model = torch.nn.Linear(1, 1)
+        models.append(weakref.ref(model))
+        job.keep(NoRows(), model=model)
+        with job.step():
+            pass
+        if len(models) == 1:
+            raise RuntimeError("Connection closed by peer")
+        gc.collect()
+        assert [each() for each in models] == [None, model]
+
+    dataio.live(train, directory=tmp_path)
+
+
+def test_a_rank_that_has_the_step_keeps_its_own_random_generator_and_statistics(monkeypatch):
+    here, sent, meets = threading.local(), {}, threading.Barrier(3)
+    generators: dict[int, torch.Tensor] = {}
+
+    def broadcast(tensor: torch.Tensor, *, src: int) -> None:
+        if here.rank == src:
+            sent[0] = tensor.clone()
+        meets.wait(30)
+        if here.rank != src:
+            tensor.copy_(sent[0])
+        meets.wait(30)
+
+    def state_of(rank: int) -> torch.Tensor:
+        return torch.Generator().manual_seed(rank).get_state()
+
+    def run(world: dataio.World) -> list[float]:
+        here.rank = world.rank
+        before, after = torch.nn.BatchNorm1d(1), torch.nn.BatchNorm1d(1)
+        assert before.running_mean is not None
+        assert after.running_mean is not None
+        before.running_mean.fill_(world.rank)
+        values = {"model": [each.clone() for each in before.buffers()]}
+        number = 4 + (world.rank < 2)
+        counted = live_module.Counted(
+            number, {}, state_of(world.rank), values, {"model": before}
+        )  # fmt: skip
+        assert dataio.LiveJob(world, (0, 1, 2), counted).keep(NoRows(), model=after)
+        return after.running_mean.tolist()
+
+    monkeypatch.setattr("torch.distributed.broadcast", broadcast)
+    monkeypatch.setattr(
+        torch, "set_rng_state", lambda state: generators.setdefault(here.rank, state)
+    )
+    worlds = thread_worlds([1, 1, 1])
+    # Rank 2 lacks the step, and takes over what rank 0 has.
+    assert run_threads(worlds, run) == [[0.0], [1.0], [0.0]]
+    assert [torch.equal(generators[rank], state_of(rank % 2)) for rank in range(3)] == [True] * 3
+
+
+def test_what_wakes_up_a_loop_of_asyncio_is_no_connection():
+    sockets = Sockets()
+    with sockets.noting():
+        loop = asyncio.new_event_loop()
+        one, other = socket.socketpair()
+    sockets.shut()
+    loop.close()
+    with one, other:
+        one.send(b"still")
+        assert other.recv(5) == b"still"
+
+
 class Time:
     """A clock that sleeping moves."""
 
@@ -388,6 +529,25 @@ def test_a_list_that_a_node_sees_late_is_looked_for_now_and_then(tmp_path, monke
 
     monkeypatch.setattr(second, "read", read_late)
     assert second.agree([0, 1], timeout_s=60) == (0, 1)
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOENT])
+def test_a_file_that_is_replaced_as_it_is_read_is_read_again(tmp_path, monkeypatch, number):
+    time, reads = Time(), [number, number]
+    first, second = (meeting(tmp_path, rank, time) for rank in (0, 1))
+    for each in (first, second):
+        each.announce()
+        each.come()
+    read_bytes = Path.read_bytes
+
+    def replaced(path: Path) -> bytes:
+        if path.name == "rank-0" and reads:
+            raise OSError(reads.pop(), "replaced")
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", replaced)
+    assert second.agree([0, 1], timeout_s=60) == (0, 1)
+    assert not reads
 
 
 def test_ranks_that_come_apart_have_one_list(tmp_path):
