@@ -5,7 +5,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 import tonari.trainer.run.loop as loop
 from dataio.base.errors import WorldError
 from dataio.base.lines import read_checked_lines
+from dataio.job.live import LiveJob
 from tests.dataio.job.live_ranks import LIMIT_S
 from tests.multirank import ROOT, job_environ
 from tests.trainer.digits import write_config
@@ -197,6 +199,24 @@ def test_ranks_that_are_left_make_up_whole_replicas_each_where_it_was(tmp_path):
         WorldError, match=r"ranks \[6, 7\] are left, and do not make up one replica"
     ):
         live.choose((6, 7))
+
+
+def test_lines_of_a_step_are_kept_only_while_a_rank_that_has_it_is_there(tmp_path):
+    live = Live(config_of(tmp_path, "mesh.dp_replicate=2"), (1, 2, 1, 1, 1))
+    live._steps = 7
+
+    def job(other: list[float]) -> LiveJob:
+        def allgather(mine: bytes, *, doing: str) -> list[bytes]:
+            return [mine, json.dumps(other).encode()]
+
+        given = SimpleNamespace(number=7, world=SimpleNamespace(world_size=2, allgather=allgather))
+        return cast(LiveJob, given)
+
+    live.begin(job([8, 0.0, 8]))
+    assert live.progress.steps == 8
+    # It dies before this rank has what it had.
+    live.begin(job([7, 0.0, 7]))
+    assert live.progress.steps == 7
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ class Live:
         self.signals: dict[int, float] = {}
         self._finish: Callable[[Tensor], None] = _nothing
         self._place: dict[str, object] = {}
-        self._norm = 0.0
+        self._norm, self._steps = 0.0, 0
 
     def choose(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """Make as many whole replicas of ranks as there can be, each rank where it was in its own.
@@ -114,7 +114,7 @@ class Live:
             The settings, with as many rows a step on these ranks.
         """
         self.leave()
-        mine = [job.number, self._norm, self.progress.steps]
+        mine = [job.number, self._norm, self._steps]
         said = job.world.allgather(json.dumps(mine).encode(), doing="comparing counted steps")
         most, norm, steps = max(map(json.loads, said))
         if job.number < most and self.on_all:
@@ -171,6 +171,7 @@ class Live:
             return progress
         self.progress = progress
         self._job.keep(loader, model=nn.ModuleList(modules), optimizer=optimizer, run=self)
+        self._steps = self.progress.steps
         # What the epoch's line would count is gone with those that are lost.
         return replace(self.progress, so_far={}) if self.goes_on else progress
 
@@ -182,7 +183,8 @@ class Live:
     def count(self, progress: Progress, norm: Tensor | None) -> None:
         """Count a step that was taken; see `LiveJob.count`."""
         if self._job is not None:
-            self.progress, self._norm = progress, 0.0 if norm is None else float(norm)
+            self.progress, self._steps = progress, progress.steps
+            self._norm = 0.0 if norm is None else float(norm)
             self._job.count(self._place)
 
     def state_dict(self) -> dict[str, object]:
