@@ -24,7 +24,6 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from dataio.base.errors import WorldError
 from dataio.job.generations import EndedError, Generations
@@ -356,7 +355,7 @@ def _whole(its: Any, values: Any) -> Any:
 
 def _own(state: Any) -> Any:
     """Put this rank's shards in the places of tensors that lie over ranks, which are others now."""
-    if isinstance(state, DTensor):
+    if hasattr(state, "to_local"):  # a DTensor, which older torch has elsewhere
         return state.to_local()
     if isinstance(state, Mapping):
         return {name: _own(part) for name, part in state.items()}
@@ -380,9 +379,9 @@ def _spread(its: Any, state: Any) -> Any:
 
 def _shard_of(like: Any, part: Any) -> Any:
     # What an optimizer counts has no dimension, and is no shard.
-    if not (isinstance(like, DTensor) and isinstance(part, torch.Tensor) and part.dim()):
+    if not (hasattr(like, "to_local") and isinstance(part, torch.Tensor) and part.dim()):
         return part
-    return DTensor.from_local(
+    return type(like).from_local(
         part, like.device_mesh, like.placements, run_check=False, shape=like.shape,
         stride=like.stride(),
     )  # fmt: skip

@@ -290,7 +290,7 @@ def test_a_server_that_is_away_is_tried_for_so_long(monkeypatch: pytest.MonkeyPa
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-    storage = quick(retry_s=0.3)
+    storage = quick(retry_s=3.0)
     with pytest.raises(SourceError, match=r"s3://bucket/a\.tar: .*failed \d+ times.*after retries"):
         storage.open("s3://bucket/a.tar")
     assert storage.num_retries >= 1
