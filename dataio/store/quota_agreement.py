@@ -190,22 +190,24 @@ class QuotaAgreement:
         passes = max(-(-int(num_bytes) // max(int(window_bytes), 1)), 1)
         slowest = passes * num_bytes / rate if rate else 0.0
         cost = f", {num_bytes / rate:.1f} to {slowest:.1f} s at the rate of staging" if rate else ""
-        how = f"in about {passes} passes{cost}"
+        how, about = f"in about {passes} passes{cost}", f" (about {format_bytes(int(num_bytes))})"
+        is_known = rows or not cache.schema.variable  # else nothing shows how large a row is
+        if not is_known:
+            how, about = "in several passes", ""
         if now:
             how = f"as whole chunks for each of its windows, about {format_bytes(int(now))}"
         if now and self._num_leaving and later > now:
             how += f" at first and up to {format_bytes(int(later))} once neighbours are spread"
         cure = "a larger quota reads less"
-        if rows or not cache.schema.variable:  # else nothing shows how large a row is
+        if is_known:
             size = format_bytes(int(MARGIN * found[:, -1].max()))
             cure += f", and one of {size} a node holds all rows"
         if not rows:
             cure = f"all of the space is for rows on their way, and none are exchanged; {cure}"
         log.warning(
             "[rank 0] quota: %d of %d rows (%.0f %%) stay in the caches of all nodes; every epoch "
-            "reads the other %d (about %s) from the source %s, beside training; %s",
-            rows, rows + missing, 100 * rows / (rows + missing), missing,
-            format_bytes(int(num_bytes)), how, cure,
+            "reads the other %d%s from the source %s, beside training; %s",
+            rows, rows + missing, 100 * rows / (rows + missing), missing, about, how, cure,
         )  # fmt: skip
 
     def _count_chunks(self, row_bytes: float) -> tuple[float, float]:

@@ -43,7 +43,9 @@ def clip_gradients(
         if parameter.grad is not None:
             own = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
             by_mesh[own].append(parameter)
-    counted = [[each for each in group if each not in again] for group in by_mesh.values()]
+    counted = [*by_mesh.values()]
+    if again:
+        counted = [[each for each in group if each not in again] for group in counted]
     if norm is None:
         norm = _norm_on_all(counted, mesh) if on_all else _norm(counted, mesh)
     if max_norm < float("inf"):
@@ -72,8 +74,9 @@ def _norm_on_all(counted: Iterable[list[nn.Parameter]], mesh: DeviceMesh) -> Ten
 def _norm(counted: Iterable[list[nn.Parameter]], mesh: DeviceMesh) -> Tensor:
     """Measure gradients, whole on every rank. Collective."""
     squares = [_square(group) for group in counted if group]
-    none = torch.zeros((), dtype=torch.float64, device=mesh.device_type)
-    total = torch.stack(squares).sum() if squares else none
+    if not squares:
+        squares.append(torch.zeros((), dtype=torch.float64, device=mesh.device_type))
+    total = torch.stack(squares).sum() if len(squares) > 1 else squares[0]
     # By its place: to cut out an axis of a mesh takes a millisecond of each step.
     if mesh.size(AXES.index("pp")) > 1:
         # In one precision: a stage that trains nothing does not know that of the others.

@@ -431,8 +431,7 @@ class Run:
             self._live.begin_step(self._loader, self._finish_step)
             step = train_step(
                 self._pipeline, self._optimizer, self._observer.reports(self._loader), batches,
-                clip=clip, step=self.progress.steps,
-                on_all=self._live.on_all,
+                clip=clip, step=self.progress.steps, on_all=self._live.on_all,
             )  # fmt: skip
             self._count_step(step.norm)
             self._observer.step(batches, step, number=self.progress.steps - 1, lr=lr)
@@ -461,18 +460,20 @@ class Run:
     def _follow(self, epoch: int, meter: Meter, written: Container[str] = ()) -> bool:
         """Do what is due after a step; say whether neither a signal nor the run's end cuts it."""
         stops = self._stop.after_step(self._job.world)
-        # An epoch whose steps are done is ended first, so that its line gets written.
-        if self._loader.step == len(self._loader):
-            return True
         run, steps = self._config.run, self.progress.steps
-        over, every = self._pace.is_over(steps), run.evaluate_steps
-        if (over or (every and steps % every == 0)) and "evaluation" not in written:
+        over = self._pace.is_over(steps)
+        evaluates = over or (run.evaluate_steps and steps % run.evaluate_steps == 0)
+        saves = run.checkpoint_steps and steps % run.checkpoint_steps == 0
+        # An epoch whose steps are done is ended first, so that its line gets written.
+        if not (stops or evaluates or saves) or self._loader.step == len(self._loader):
+            return True
+        if evaluates and "evaluation" not in written:
             self._job.watchdog.rest()
             self._average_buffers()
             self._write({"kind": "evaluation", **self._place(epoch), **self._evaluate()})
         if stops or over:
             return False
-        if run.checkpoint_steps and steps % run.checkpoint_steps == 0:
+        if saves:
             self._save(meter)
         return True
 

@@ -3,6 +3,7 @@
 import importlib
 import os
 import select
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -38,8 +39,8 @@ def fuse(tmp_path: Path) -> Iterator[Mounted]:
     except (ImportError, OSError) as absent:
         # It also looks for the system's libfuse.
         pytest.skip(f"no FUSE for Python: {absent}")
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("no /dev/fuse for this user")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK) or shutil.which("fusermount3") is None:
+        pytest.skip("no /dev/fuse for this user, or no fusermount3")
     started: list[tuple[Path, subprocess.Popen[bytes]]] = []
 
     def mount(*options: str) -> Path:
