@@ -6,6 +6,7 @@ import os
 import re
 import time
 from pathlib import Path
+from stat import S_ISREG
 
 log = logging.getLogger(__name__)
 
@@ -22,11 +23,11 @@ def abandoned_files(directory: Path = SHM) -> list[Path]:
     """
     before = time.time() - OLD_S
     found = []
-    for entry in os.scandir(directory) if directory.is_dir() else ():
-        if NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-            stat = entry.stat(follow_symlinks=False)
-            if stat.st_uid == os.getuid() and stat.st_mtime < before:
-                found.append(Path(entry.path))
+    for path in directory.iterdir() if directory.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):  # its job has ended meanwhile
+            stat = path.lstat() if NAME.fullmatch(path.name) else None
+            if stat and S_ISREG(stat.st_mode) and stat.st_uid == os.getuid():
+                found += [path] * (stat.st_mtime < before)
     mapped = _mapped() if found else ""
     return [path for path in found if path.name not in mapped]
 
