@@ -135,9 +135,8 @@ class Rank:
             }  # fmt: skip
             if not job.keep(loader, **kept) and self.begins_from:
                 loader.restore(self.begins_from / "loader")
-                for its, state in zip(
-                    kept.values(), torch.load(self.begins_from / "states"), strict=True
-                ):
+                states = torch.load(self.begins_from / "states", weights_only=True)
+                for its, state in zip(kept.values(), states, strict=True):
                     its.load_state_dict(state)
             held_out: Any = loader.evaluation(source, fields=fields) if self.saves else []
             trained: nn.Module = (
