@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from dataio.job.sockets import Sockets
 from dataio.world import Topology, World
 from tests.rehearsal.network import Network, Rank, Route
 from tests.rehearsal.scheduler import Scheduler
+from tests.rehearsal.threads import replaced
 
 CLOSED = "Connection closed by peer"
 LIVE = (dataio.job.connect, dataio.job.generations, dataio.job.live)
@@ -251,19 +253,9 @@ class Gloo:
                                 ("Meeting", meeting))
               for module in LIVE if hasattr(module, name)),
         ]  # fmt: skip
-        before = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
         launched = {"RANK": "", "WORLD_SIZE": "", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
-        environ = dict(os.environ)
-        os.environ.update(launched)
-        for owner, name, value in places:
-            setattr(owner, name, value)
-        try:
+        with mock.patch.dict(os.environ, launched), replaced(places):
             yield
-        finally:
-            for owner, name, value in before:
-                setattr(owner, name, value)
-            for name in launched.keys() - environ.keys():
-                del os.environ[name]
 
 
 class SeenLate(Meeting):

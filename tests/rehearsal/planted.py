@@ -36,6 +36,7 @@ from dataio.store.quota_agreement import agree_on_budget
 from dataio.world import World
 from dataio.world.collectives import Collectives
 from tests.rehearsal.planted_live import LIVE_PLANTED
+from tests.rehearsal.threads import replaced
 
 
 def _nothing(*args: Any, **options: Any) -> None:
@@ -173,12 +174,5 @@ PLANTED: dict[str, tuple[tuple[Any, str, Any], ...]] = {
 @contextlib.contextmanager
 def planted(name: str) -> Iterator[None]:
     """Plant a bug, within."""
-    places = (PLANTED | LIVE_PLANTED)[name]
-    before = [(owner, attribute, getattr(owner, attribute)) for owner, attribute, _ in places]
-    for owner, attribute, value in places:
-        setattr(owner, attribute, value)
-    try:
+    with replaced((PLANTED | LIVE_PLANTED)[name]):
         yield
-    finally:
-        for owner, attribute, value in before:
-            setattr(owner, attribute, value)

@@ -9,8 +9,9 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+from unittest import mock
 
 import dataio.source.storage.deadline
 from tests.rehearsal.scheduler import Scheduler
@@ -55,6 +56,15 @@ class _Lock:
 
 
 @contextlib.contextmanager
+def replaced(places: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Put values in the places of attributes, within."""
+    with contextlib.ExitStack() as stack:
+        for place in places:
+            stack.enter_context(mock.patch.object(*place))
+        yield
+
+
+@contextlib.contextmanager
 def rehearsed(scheduler: Scheduler) -> Iterator[None]:
     """Put the scheduler in place of threads, locks, clocks and sleeps."""
 
@@ -83,11 +93,5 @@ def rehearsed(scheduler: Scheduler) -> Iterator[None]:
         (threading, "_time", clock),
         (queue, "time", clock),
     ]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
-    for owner, name, value in places:
-        setattr(owner, name, value)
-    try:
+    with replaced(places):
         yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
