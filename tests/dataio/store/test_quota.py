@@ -245,6 +245,13 @@ def test_one_shard_of_quota_finishes_and_less_is_an_error_before_anything_is_rea
     assert list((tmp_path / "less").iterdir()) == []
 
 
+def test_bytes_are_told_only_where_a_row_that_stays_shows_them(tmp_path, caplog):
+    for quota, told in (("200 kB", False), ("300 kB", True)):
+        caplog.clear()
+        run([1], tmp_path / quota, "variable", quota=quota)
+        assert ("(about" in caplog.text) is told
+
+
 def test_a_quota_without_room_for_two_batches_is_an_error_on_every_rank(tmp_path):
     def refused(world):
         with pytest.raises(QuotaError, match="two batches on each of 1 ranks; raise the quota"):

@@ -39,6 +39,12 @@ def test_files_of_another_user_stay(tmp_path, monkeypatch):
     assert not abandoned_files(tmp_path)
 
 
+def test_a_file_that_goes_away_meanwhile_is_passed_over(tmp_path, monkeypatch):
+    dead, gone = left(tmp_path, "mpich_shm_1a2b_0"), tmp_path / "mpich_shm_9_0"
+    monkeypatch.setattr(Path, "iterdir", lambda directory: iter([gone, dead]))
+    assert abandoned_files(tmp_path) == [dead]
+
+
 @pytest.mark.multirank
 def test_the_next_job_removes_what_a_killed_one_left(tmp_path):
     before = set(Path("/dev/shm").glob("mpich_shm_*"))
