@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -23,12 +23,14 @@ from dataio.base.atomic import write_file
 from dataio.base.errors import WorldError
 from dataio.job.connect import connect
 from dataio.job.faults import find_cause, is_of_a_peer
+from dataio.job.launch import share_cores
 from dataio.job.meeting import LeftOutError, Meeting
-from dataio.job.numbers import JOIN, begin_job, count_numbers, find_job, take_numbers
+from dataio.job.numbers import JOIN, begin_job, count_numbers, find_job, making, take_numbers
 from dataio.job.sockets import Sockets
 from dataio.world import World
 from dataio.world.agree import agree
 from dataio.world.discover import torch_world
+from dataio.world.launchers import Claim, outliving_claim
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
@@ -39,6 +41,7 @@ NUM_TRIES = 4
 """Meetings that a newcomer calls at most: each disturbs the others."""
 
 AGAIN = "start the same command again"
+LEAVES = "[rank %d] live: leaves the job, as it was asked to"
 
 
 class EndedError(WorldError):
@@ -53,9 +56,11 @@ class Generations:
         patience_s: How long ranks that lost others wait for more of them.
         timeout_s: Longest wait for another rank.
         choose: See `dataio.job.live.live`.
+        asked: See there.
 
     Attributes:
         ranks: Those that are there, by their numbers: when the job began, or new ones later.
+        num_began: Ranks with which the job began.
         why: They are no longer those that were.
         sockets: Connections that are shut when ranks are lost.
     """
@@ -66,40 +71,39 @@ class Generations:
         *,
         patience_s: float,
         timeout_s: float,
-        choose: Callable[[tuple[int, ...]], tuple[int, ...]],
+        choose: Callable[[tuple[int, ...], int], tuple[int, ...]],
+        asked: Callable[[], bool],
     ) -> None:
-        self._choose = choose
+        self._choose, self._asked = choose, asked
         self._root = self._directory = directory
         self._patience_s, self._timeout_s = patience_s, timeout_s
         self.ranks: tuple[int, ...] = ()
+        self.num_began = 0
         self.why = ""
         self._rank = self._number = 0
         self._meeting: Meeting | None = None
         self.sockets = Sockets()
         self._watched = threading.Event()
         self._reacting = threading.Lock()
-        self._is_new = self._is_ending = self._is_asked = False
+        self._is_new = self._is_connecting = self._is_ending = self._is_asked = False
+        self._leaves = False
 
     def first(self) -> World:
         """Join the ranks that the launcher started, and with them the job that runs. Collective.
 
         Raises:
             StateError: On all ranks, if the job's directory cannot be made, or no job is in it.
-            WorldError: If the launcher did not start them as torchrun does, or the job does not
-                let them in.
+            WorldError: If the launcher ends all ranks with the first, not all come, or the job
+                does not let them in.
             SystemExit: If the job has ended meanwhile.
         """
-        missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-                   if name not in os.environ]  # fmt: skip
-        if missing:
-            raise WorldError(
-                f"live: {', '.join(missing)} are not set, expected what torchrun sets: MPI ends "
-                "all ranks with the first that is lost; start the ranks by torchrun, one on each "
-                "node, or leave live out"
-            )
-        with self.sockets.noting():
-            dist.init_process_group("gloo", timeout=timedelta(seconds=self._timeout_s))
-            world = torch_world(timeout_s=self._timeout_s)
+        claim, start = outliving_claim(os.environ)
+        with self.sockets.noting(watched=True):
+            if start:
+                world = self._first_of(start, claim)
+            else:
+                dist.init_process_group("gloo", timeout=timedelta(seconds=self._timeout_s))
+                world = torch_world(timeout_s=self._timeout_s)
         self._is_new = bool(os.environ.get(JOIN))
         claims = agree(world, lambda: self._claim(world), doing="naming the job")
         name, first = claims[0].decode().split()
@@ -107,8 +111,20 @@ class Generations:
         if self._is_new:
             self._leave()
             return self._join_job(range(int(first), int(first) + world.world_size))
-        self.ranks = tuple(range(world.world_size))
+        self.num_began = world.world_size
+        self.ranks = tuple(range(self.num_began))
         self._watch()
+        return world
+
+    def _first_of(self, start: str, claim: Claim) -> World:
+        """Connect ranks that a launcher started without a store."""
+        assert claim.world_size is not None, "ranks that outlive others know how many there are"
+        with making(self._root):
+            world = connect(
+                self._root / f"start-{start}", rank=claim.rank, world_size=claim.world_size,
+                timeout_s=self._timeout_s, soon_s=self._timeout_s,
+            )  # fmt: skip
+        share_cores(world)
         return world
 
     def _claim(self, world: World) -> bytes:
@@ -125,7 +141,8 @@ class Generations:
         members: list[int] = []
         for tries in range(NUM_TRIES):
             try:
-                members = members or [*range(count_numbers(self._directory, 0))]
+                self.num_began = count_numbers(self._directory, 0)
+                members = members or [*range(self.num_began)]
                 while (met := self._next_meeting(unit).read()) is not None:
                     self._number, members = self._number + 1, met
                 self.ranks, self._meeting = tuple(members), self._next_meeting(unit)
@@ -143,8 +160,13 @@ class Generations:
     def _next_meeting(self, unit: range | None = None) -> Meeting:
         return Meeting(
             self._directory / f"meeting-{self._number + 1}", self._rank,
-            patience_s=self._patience_s, unit=unit,
+            patience_s=self._patience_s, unit=unit, asked=self._asked, are_enough=self._are_enough,
         )  # fmt: skip
+
+    def _are_enough(self, ranks: Collection[int]) -> bool:
+        with contextlib.suppress(WorldError):
+            return bool(self._choose(tuple(sorted(ranks)), self.num_began))
+        return False
 
     def are_lost(self, error: BaseException) -> bool:
         """Whether an error means that ranks are lost, rather than that this one is wrong."""
@@ -168,19 +190,18 @@ class Generations:
         self._is_asked = True
 
     def leave_if_asked(self) -> None:
-        """Leave the job if `ask_to_leave` was called: the others go on, and wait for nothing.
+        """Leave the job if `ask_to_leave` was called; raises what `leave` does."""
+        if self._is_asked:
+            self.leave()
+
+    def leave(self) -> None:
+        """Leave the job: the others go on as `close` is called, and wait for nothing then.
 
         Raises:
-            SystemExit: With status 0, if it was called.
+            SystemExit: With status 0. What it closes on its way ends before another takes it up.
         """
-        if not self._is_asked:
-            return
-        log.warning("[rank %d] live: leaves the job, as it was asked to", self._rank)
-        with contextlib.suppress(OSError):
-            if self._next_meeting().leave() >= {*self.ranks}:
-                self._remove()
-        self._watched.set()
-        self.sockets.shut()
+        log.warning(LEAVES, self._rank)
+        self._leaves = True
         raise SystemExit(0)
 
     def go_on(self, why: str, *, least: int) -> World:
@@ -203,7 +224,7 @@ class Generations:
             self._check_failed(why)
             met = self._meet(why)
             self._check_failed(why)
-            self.ranks = self._choose(met)
+            self.ranks = self._choose(met, self.num_began)
             if self._rank not in self.ranks:
                 log.warning(
                     "[rank %d] live: ranks %s go on without this one, for which they have no part; "
@@ -219,14 +240,17 @@ class Generations:
             came = {*self.ranks} - before
             self.why = f"ranks {sorted(came)} have come" if came else self._why_fewer(why)
             self._number += 1
+            self._is_connecting = True
             self._watch()
             try:
-                with self.sockets.noting():
-                    return connect(
+                with self.sockets.noting(watched=True):
+                    world = connect(
                         self._directory / f"store-{self._number}",
                         rank=self.ranks.index(self._rank), world_size=len(self.ranks),
                         timeout_s=self._timeout_s,
                     )  # fmt: skip
+                self._is_connecting = False
+                return world
             except (WorldError, RuntimeError) as error:
                 # The others go on without newcomers that cannot connect: those give up.
                 if self.ranks == failed and (not came or self._rank not in before):
@@ -246,6 +270,11 @@ class Generations:
                 meeting.announce()
             self._leave()
             return meeting.agree(self.ranks, timeout_s=self._timeout_s)
+        except LeftOutError:
+            if not self._asked():
+                raise
+            log.warning(LEAVES, self._rank)
+            raise SystemExit(0) from None
         except FileNotFoundError as error:
             raise EndedError(
                 f"[rank {self._rank}] live: the others have ended without this rank ({why})"
@@ -277,6 +306,10 @@ class Generations:
 
     def close(self) -> None:
         """Let go of the others, without them."""
+        if self._leaves:
+            with contextlib.suppress(OSError):
+                if self._next_meeting().leave() >= {*self.ranks}:
+                    self._remove()
         self._watched.set()
         self._leave()
 
@@ -301,10 +334,15 @@ class Generations:
         def look() -> None:
             while not watched.wait(LOOK_S):
                 with contextlib.suppress(OSError), self._reacting:
-                    if watched.is_set() or not meeting.is_called:
+                    # Who waits for a rank at a store does not see that it has gone.
+                    is_cut = self.sockets.are_cut()
+                    if watched.is_set() or not (is_cut or meeting.is_called):
                         continue
-                    # A job that comes to its end does not begin again for newcomers alone.
-                    if not self._is_ending or meeting.named("alive-") | meeting.named("left-"):
+                    # For newcomers alone a job that comes to its end does not begin again, and
+                    # ranks that connect go on: they may come again and again.
+                    if (not self._is_ending and (is_cut or not self._is_connecting)) or (
+                        meeting.named("alive-") | meeting.named("left-")
+                    ):
                         # Again and again: more may be made meanwhile.
                         self.sockets.shut()
                         meeting.announce()

@@ -1,5 +1,6 @@
 """Join the job, by any launcher: ranks, this rank's device, torch's default process group."""
 
+import json
 import os
 import socket
 import sys
@@ -114,7 +115,7 @@ def _ending_together(world: World, watchdog: Watchdog) -> Iterator[None]:
 def _initialise(backend: str, timeout_s: float) -> None:
     limit = timedelta(seconds=timeout_s + LATER_S)
     if dist.is_torchelastic_launched():
-        _claim_open_files(int(os.environ["WORLD_SIZE"]))
+        claim_files_of_ranks(int(os.environ["WORLD_SIZE"]))
         with watch_start("init_process_group", timeout_s=timeout_s):
             store, rank, world_size = next(rendezvous("env://", timeout=limit))
             # torchrun's store keeps the addresses of a group that this process has left.
@@ -124,9 +125,8 @@ def _initialise(backend: str, timeout_s: float) -> None:
             )
         return
     with discover_world(timeout_s=timeout_s) as world:
-        _claim_open_files(world.world_size)
-        hosts = _find_hosts(world)
-        _share_cores(hosts.count(hosts[world.rank]))
+        claim_files_of_ranks(world.world_size)
+        share_cores(world)
         with watch_start("init_process_group", timeout_s=timeout_s):
             store = _open_store(world, limit)
             dist.init_process_group(
@@ -134,16 +134,25 @@ def _initialise(backend: str, timeout_s: float) -> None:
             )
 
 
-def _claim_open_files(world_size: int) -> None:
+def claim_files_of_ranks(world_size: int) -> None:
+    """Let this process open as many files as so many ranks need, or raise WorldError."""
     # Gloo ends the process without a word of its own where a connection cannot be opened.
     if world_size > 1:
         claim_open_files(OPEN_FILES + world_size * OPEN_FILES_PER_RANK)
 
 
-def _share_cores(num_local: int) -> None:
-    # torchrun does this through the same variable; MPI launchers leave every rank all cores.
+def share_cores(world: World) -> None:
+    """Give a rank its part of the cores that others have too, unless OMP_NUM_THREADS is set.
+
+    Collective.
+    """
+    # torchrun does this by that variable. Of others some leave each rank all cores, some bind it.
+    host, cores = socket.gethostname(), os.sched_getaffinity(0)
+    said = world.allgather(json.dumps([host, *cores]).encode(), doing="comparing cores")
+    found = [json.loads(each) for each in said]
+    num_sharing = sum(its == host and not cores.isdisjoint(theirs) for its, *theirs in found)
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(len(os.sched_getaffinity(0)) // num_local, 1))
+        torch.set_num_threads(max(len(cores) // num_sharing, 1))
 
 
 def _find_hosts(world: World) -> list[str]:

@@ -42,7 +42,7 @@ class KeepsPlace(Protocol):
     """What is asked of a loader."""
 
     @property
-    def keeps_scores(self) -> bool: ...
+    def lost_with_ranks(self) -> str: ...
 
     def state_dict(self) -> dict[str, object]: ...
 
@@ -79,19 +79,21 @@ class LiveJob:
     Attributes:
         world: All of them.
         ranks: Their numbers when the job began.
+        num_began: How many they were then.
         number: Steps counted so far, of all calls.
         noting_groups: Within it process groups beside the default one are to be made: waits in
             them end too when ranks are lost.
+        leave: Leaves the job: the others go on. Raises SystemExit, with status 0.
     """
 
     def __init__(
         self, world: World, ranks: tuple[int, ...], counted: Counted | None,
-        *, noting_groups: Noting = contextlib.nullcontext,
-        after_step: Callable[[], None] = lambda: None,
+        *, num_began: int = 0, noting_groups: Noting = contextlib.nullcontext,
+        after_step: Callable[[], None] = lambda: None, leave: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self.world, self.ranks, self.noting_groups = world, ranks, noting_groups
+        self.num_began, self.leave, self._after_step = num_began, leave, after_step
         self.counted = counted
-        self._after_step = after_step
         self._loader: KeepsPlace | None = None
         self._objects: dict[str, Any] = {}
 
@@ -99,11 +101,13 @@ class LiveJob:
     def number(self) -> int:
         return self.counted.number if self.counted is not None else 0
 
-    def keep(self, loader: KeepsPlace, **objects: Any) -> bool:
+    def keep(self, loader: KeepsPlace, *, part: int = 0, **objects: Any) -> bool:
         """Name what steps change; after a loss it gets what it had. Collective, once in each call.
 
         Args:
-            loader: Made in this call, and not iterated yet. Without a policy that goes by scores.
+            loader: Made in this call, and not iterated yet; or a `dataio.Mixture`, with ``steps``.
+                Without a policy of importance.
+            part: Which part of the weights this rank has; ranks of one part have the same.
             objects: Modules, optimizers, schedulers and others with ``state_dict`` and
                 ``load_state_dict``, made in this call as in the one before.
 
@@ -111,22 +115,24 @@ class LiveJob:
             Whether they go on from a step; if not, restore a checkpoint now, or begin.
 
         Raises:
-            WorldError: If the loader's policy goes by scores.
+            WorldError: If the loader could not go on without a rank.
         """
-        if loader.keeps_scores:
+        if loader.lost_with_ranks:
             raise WorldError(
-                "live: the loader has a policy that goes by scores, and those of lost ranks are "
-                "lost with them; leave importance= out, or train without live"
+                f"live: the loader has {loader.lost_with_ranks}, which would be lost with a rank; "
+                "leave importance= out, give a Mixture steps=, or train without live"
             )
         self._loader, self._objects = loader, objects
-        said = self.world.allgather(str(self.number).encode(), doing="comparing counted steps")
-        numbers = [int(each) for each in said]
-        most = max(numbers)
+        mine = json.dumps([self.number, part]).encode()
+        said = self.world.allgather(mine, doing="comparing counted steps")
+        found = [tuple(json.loads(each)) for each in said]
+        most, _ = max(found)
         if not most:
             return False
         state = self.counted.state() if self.counted and self.number == most else {}
-        if min(numbers) < most:
-            state = self._take_over(state, donor=numbers.index(most))
+        lack = [rank for rank, (number, _) in enumerate(found) if number < most]
+        if lack:
+            state = self._take_over(state, _find_donors(lack, found, most=most))
         for name, its in objects.items():
             its.load_state_dict(_spread(its, state[name]))
         loader.load_state_dict(state["loader"])
@@ -176,17 +182,43 @@ class LiveJob:
         values = {name: _values(its) for name, its in self._objects.items()}
         self.counted = Counted(number, loader, torch.get_rng_state(), values, self._objects)
 
-    def _take_over(self, state: dict[str, Any], *, donor: int) -> Any:
-        """Send what one rank has to all. Collective."""
-        tensors: list[torch.Tensor] = []
-        text = json.dumps(describe(state, tensors)).encode() if self.world.rank == donor else b""
-        described = json.loads(self.world.allgather(text, doing="taking over weights")[donor])
-        taken = state if self.world.rank == donor else restore(described, tensors)
-        for each in tensors:
-            if each.numel():
-                dist.broadcast(each.view(-1).view(torch.uint8), src=donor)
-        # Who has the step keeps what ranks have each for itself, such as the random generator.
-        return state or taken
+    def _take_over(self, state: dict[str, Any], donors: Mapping[int, int]) -> Any:
+        """Have ranks that lack a state take it from others, by the ranks of both. Collective."""
+        me, tensors = self.world.rank, list[torch.Tensor]()
+        text = json.dumps(describe(state, tensors)).encode() if me in donors.values() else b""
+        texts = self.world.allgather(text, doing="taking over weights")
+        if me in donors:
+            state = restore(json.loads(texts[donors[me]]), tensors)
+        for rank, donor in donors.items():
+            for each in tensors if me in (rank, donor) else []:
+                flat = each.view(-1).view(torch.uint8)
+                if flat.numel():
+                    dist.send(flat, rank) if me == donor else dist.recv(flat, donor)
+        return state
+
+
+def _find_donors(lack: list[int], found: list[tuple[int, int]], *, most: int) -> dict[int, int]:
+    """Choose from whom each rank takes what it lacks; they take turns.
+
+    Args:
+        lack: Ranks that lack the last step.
+        found: Of each rank the steps that it has counted, and its part.
+        most: Steps that count.
+
+    Raises:
+        WorldError: If nobody has a part any more.
+    """
+    donors = {}
+    for turn, rank in enumerate(lack):
+        part = found[rank][1]
+        have = [other for other, its in enumerate(found) if its == (most, part)]
+        if not have:
+            raise WorldError(
+                f"live: no rank that is left has part {part} of the weights of step {most}, which "
+                "a newcomer is to have; start the same command again, from a checkpoint"
+            )
+        donors[rank] = have[turn % len(have)]
+    return donors
 
 
 def describe(state: object, tensors: list[torch.Tensor]) -> object:
@@ -232,11 +264,13 @@ def live(
     least: int = 1,
     patience_s: float = 5.0,
     timeout_s: float = 300.0,
-    choose: Callable[[tuple[int, ...]], tuple[int, ...]] = tuple,
+    choose: Callable[[tuple[int, ...], int], tuple[int, ...]] = lambda ranks, num_began: ranks,
+    asked: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Call a training function, and again on the ranks that are left whenever some are lost.
 
-    Started as torchrun starts ranks: with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. On CPUs.
+    Started by torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), ``mpirun --with-ft ulfm`` of
+    Open MPI 5, or srun with SLURM_KILL_BAD_EXIT=0. On CPUs.
     With TONARI_LIVE_JOIN they join the job that runs in the directory, all of them at one step.
     After SIGTERM a rank ends with its step, with status 0, unless the program handles the signal.
 
@@ -248,8 +282,11 @@ def live(
         patience_s: How long ranks that lost others wait for more of them to come: longer than
             a node that is busy takes to notice, or that node is left behind.
         timeout_s: Longest wait for another rank, > 0; one that is silent for longer is lost.
-        choose: Which of the ranks that are left go on, in the order of their new numbers; the
-            others end. The same on all of them; defaults to all.
+        choose: Given the ranks that are there, by their numbers, and how many began: which of them
+            go on, in the order of their new numbers; the others end. Defaults to all.
+        asked: Whether this rank was asked to leave, of a program that handles SIGTERM itself. Where
+            ranks were lost, it ends if those that were not asked can go on: if ``choose`` raises no
+            WorldError for them.
 
     Returns:
         What the function returns.
@@ -257,12 +294,12 @@ def live(
     Raises:
         StateError: If the directory cannot be made, or no job is in it that can be joined.
         WorldError: If fewer ranks are left, the others go on without this one, one of them ended by
-            an error of its own, or torchrun's variables are missing.
+            an error of its own, not all came at the start, or the launcher ends all with the first.
         SystemExit: With status 0, if this rank was asked to leave, or the job that it was to join
             has ended.
     """
     generations = Generations(
-        Path(directory), patience_s=patience_s, timeout_s=timeout_s, choose=choose
+        Path(directory), patience_s=patience_s, timeout_s=timeout_s, choose=choose, asked=asked
     )
     with _handling_sigterm(generations.ask_to_leave), contextlib.closing(generations):
         world, counted = generations.first(), None
@@ -271,8 +308,9 @@ def live(
         num_in_vain = 0
         while True:
             job = LiveJob(
-                world, generations.ranks, counted, noting_groups=generations.sockets.noting,
-                after_step=generations.leave_if_asked,
+                world, generations.ranks, counted, num_began=generations.num_began,
+                noting_groups=generations.sockets.noting,
+                after_step=generations.leave_if_asked, leave=generations.leave,
             )  # fmt: skip
             counted = None  # it holds the model of the call before
             if generations.why:

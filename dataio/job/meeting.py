@@ -23,6 +23,8 @@ APART_S = 1.0
 BEAT_S, SILENT_S = 0.25, 3.0
 """How often a rank that waits says so; one that has not for so long is lost: as when `torchrun`
 ends those that a lost rank leaves on its node."""
+LOOK_AT_MOST_S = 1.0
+"""Of a look at the directory: one that takes longer counts as this."""
 
 
 class LeftOutError(WorldError):
@@ -38,6 +40,9 @@ class Meeting:
         patience_s: How long the first of those that came waits for others. It must be longer than
             a rank takes to notice `is_called`.
         unit: Numbers of the newcomers, this one among them, that are listed together or not at all.
+        asked: Whether this rank was asked to leave: it is listed only if the others, without all
+            that were asked, are not enough.
+        are_enough: Whether ranks that were there can go on; asked of one at least.
         clock: Seconds.
         sleep: Waits for seconds.
     """
@@ -49,11 +54,14 @@ class Meeting:
         *,
         patience_s: float,
         unit: range | None = None,
+        asked: Callable[[], bool] = lambda: False,
+        are_enough: Callable[[Collection[int]], bool] = lambda ranks: True,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._directory, self._rank, self._patience_s = directory, rank, patience_s
         self._clock, self._sleep = clock, sleep
+        self._asked, self._are_enough = asked, are_enough
         self._unit = range(rank, rank + 1) if unit is None else unit
         self._count = 0
 
@@ -79,7 +87,7 @@ class Meeting:
         """
         self._count += 1
         self._directory.mkdir(exist_ok=True)
-        said = json.dumps([self._count, self._unit.start, self._unit.stop])
+        said = json.dumps([self._count, self._unit.start, self._unit.stop, self._asked()])
         write_file(self._directory / f"rank-{self._rank}", said.encode())
 
     def leave(self) -> set[int]:
@@ -95,22 +103,28 @@ class Meeting:
     def agree(self, expected: Collection[int], *, timeout_s: float) -> tuple[int, ...]:
         """Wait until it is known who goes on: their numbers, ascending. By every rank that came.
 
+        While this rank can neither read nor write the directory no time passes for it: others
+        may be no better off.
+
         Args:
             expected: The ranks that were; when all but those that left have come, and the whole
-                unit of each newcomer, nobody waits any longer. Who is not one of them is a
-                newcomer.
-            timeout_s: Longest wait, also for a rank that was announced and does not come.
+                unit of each newcomer, nobody waits any longer, unless some alone were asked to
+                leave. Who is not one of them is a newcomer.
+            timeout_s: Longest wait of one rank for another. A rank that was announced and does not
+                come is waited for as long, and as the patience beyond: it may be in such a wait.
 
         Raises:
             LeftOutError: If they go on without this rank.
-            WorldError: If it is a newcomer, and nobody makes a list.
+            WorldError: If it is a newcomer, and none comes for as long: they may connect.
             FileNotFoundError: If the job's directory is gone: it has ended.
         """
-        members, begun_s, beat_s = {*expected}, self._clock(), -BEAT_S
+        members, waited_s, beat_s, before_s = {*expected}, 0.0, -BEAT_S, self._clock()
         # Of each rank what it said last, and when that was new here.
         heard: dict[int, tuple[bytes, float]] = {}
         while (met := self.read()) is None:
-            waited_s = self._clock() - begun_s
+            now_s = self._clock()
+            waited_s += min(now_s - before_s, LOOK_AT_MOST_S)
+            before_s = now_s
             if waited_s >= beat_s + BEAT_S:
                 self.come()
                 beat_s = waited_s
@@ -124,18 +138,23 @@ class Meeting:
                 left = self.named("left-")
                 due = self.named("alive-") - heard.keys() - left
             here = {rank for rank, (_, at_s) in heard.items() if waited_s - at_s < SILENT_S}
-            units = {rank: {*range(*json.loads(heard[rank][0])[1:])} for rank in here - members}
-            is_late = waited_s >= self._patience_s and not (due and waited_s < timeout_s)
+            said_of = {rank: json.loads(heard[rank][0]) for rank in here}
+            units = {rank: {*range(*said_of[rank][1:3])} for rank in here - members}
+            stay = {rank for rank in here if not said_of[rank][3]}
+            all_came = stay in (here, set()) and here >= members.union(*units.values()) - left
+            is_late = waited_s >= self._patience_s + (timeout_s if due else 0.0)
             turn_s = self._patience_s + APART_S * len([r for r in here if r < self._rank])
             if self._rank not in members:
-                if is_late and not here & members:
+                if waited_s >= self._patience_s + timeout_s and not here & members:
                     raise WorldError(
                         f"[rank {self._rank}] live: no rank of the job has come to "
                         f"{self._directory} within {waited_s:.0f} s: it does not run; start it "
                         "without TONARI_LIVE_JOIN"
                     )
-            elif here >= members.union(*units.values()) - left or (is_late and waited_s >= turn_s):
-                self._publish(sorted(r for r in here if r in members or here >= units[r]))
+            elif all_came or (is_late and waited_s >= turn_s):
+                # Newcomers have no weights.
+                given = stay if stay & members and self._are_enough(stay & members) else here
+                self._publish(sorted(r for r in given if r in members or given >= units[r]))
                 continue
             self._sleep(POLL_S)
         if self._rank not in met:

@@ -4,7 +4,9 @@ A number is never given twice, so a rank that was lost and wakes up is no other.
 ``numbers-FIRST`` in the job's directory holds how many were taken together. One rank makes it.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from dataio.base.atomic import write_file
@@ -22,15 +24,22 @@ def begin_job(root: Path, num_ranks: int) -> Path:
     """
     # What an earlier start left says nothing about this one.
     directory = root / f"live-{os.urandom(4).hex()}"
-    try:
-        directory.mkdir(parents=True)
+    with making(directory):
         take_numbers(directory, num_ranks)
+    return directory
+
+
+@contextlib.contextmanager
+def making(directory: Path) -> Iterator[None]:
+    """Make a directory, and say what to do if it, or what is written within, cannot be made."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise StateError(
             f"live: {directory} cannot be made ({error}); give a directory on a filesystem that "
             "every node sees, and that can be written"
         ) from error
-    return directory
 
 
 def find_job(root: Path) -> Path:

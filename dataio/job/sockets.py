@@ -2,14 +2,19 @@
 
 import contextlib
 import os
+import select
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SILENT_LINK_S = 15
 """For which a node's system may not answer: one without power or network closes no connection."""
+SEEN_S = 0.1
+"""Time for gloo to see that nothing more comes. Of a write that fails before it says nothing, and
+the rank waits for it until the group's timeout."""
 KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
@@ -23,11 +28,12 @@ class Sockets:
 
     def __init__(self) -> None:
         self._noted: list[socket.socket] = []
+        self._watched = select.poll()
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note the connections that are made within."""
+    def noting(self, *, watched: bool = False) -> Iterator[None]:
+        """Note the connections that are made within, all of them to other ranks if ``watched``."""
         before = _open_sockets()
         try:
             yield
@@ -35,9 +41,9 @@ class Sockets:
             for descriptor, name in _open_sockets().items():
                 if before.get(descriptor) != name:
                     with contextlib.suppress(OSError):  # another thread has closed it
-                        self._note(socket.socket(fileno=os.dup(descriptor)))
+                        self._note(socket.socket(fileno=os.dup(descriptor)), watched)
 
-    def _note(self, made: socket.socket) -> None:
+    def _note(self, made: socket.socket, watched: bool) -> None:
         # Of this process: those by which the loops of asyncio wake up go on.
         if made.family == socket.AF_UNIX:
             made.close()
@@ -51,15 +57,30 @@ class Sockets:
             made.setsockopt(*option)
         with self._lock:
             self._noted.append(made)
+            if watched:
+                self._watched.register(made, select.POLLRDHUP)
+
+    def are_cut(self) -> bool:
+        """Whether another rank has ended one that is watched, or its node has."""
+        with self._lock:
+            return bool(self._watched.poll(0))
 
     def shut(self) -> None:
         """Shut them: what waits for them fails, whoever holds it."""
         with self._lock:
-            for each in self._noted:
-                with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
+            noted, self._noted, self._watched = self._noted, [], select.poll()
+            _shut(noted, socket.SHUT_RD)
+            if noted:
+                time.sleep(SEEN_S)
+            _shut(noted, socket.SHUT_RDWR)
+            for each in noted:
                 each.close()
-            self._noted.clear()
+
+
+def _shut(sockets: Iterable[socket.socket], how: int) -> None:
+    for each in sockets:
+        with contextlib.suppress(OSError):
+            each.shutdown(how)
 
 
 def _open_sockets() -> dict[int, str]:

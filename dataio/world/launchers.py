@@ -82,6 +82,25 @@ LAUNCHERS = (
     Launcher("mpiexec", "PMI_RANK", f"the mpiexec of mpi4py's own MPI, or {OF_SITE}"),
     Launcher("mpiexec", "PMIX_RANK", f"an MPI built with PMIx, such as Open MPI, or {OF_SITE}"),
 )  # fmt: skip
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+OUTLIVING = {
+    "OMPI_COMM_WORLD_RANK": (
+        "mpirun --with-ft ulfm of Open MPI 5", ("OMPI_MCA_mpi_ft_enable", "1"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMIX_NAMESPACE",),
+    ),
+    "SLURM_STEP_ID": (
+        "SLURM_KILL_BAD_EXIT=0 srun --no-kill", ("SLURM_KILL_BAD_EXIT", "0"),
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+        ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    ),
+}  # fmt: skip
+"""Launchers that may let ranks live on when others are lost, by their sign: what a user types for
+it, what ranks see of that, who they are, and the name of this start alone.
+
+MPICH's mpiexec is none: hydra 5.0.2 ends all of a node also with -disable-auto-cleanup.
+"""
 BY_HAND = Launcher("by hand", "", "torchrun, mpiexec or srun to start all ranks")
 
 
@@ -143,6 +162,32 @@ def torchrun_claim(environ: Mapping[str, str]) -> Claim | None:
     if rank is None or size is None:
         return None
     return Claim(rank, size, f"RANK={rank} and WORLD_SIZE={size}")
+
+
+def outliving_claim(environ: Mapping[str, str]) -> tuple[Claim, str]:
+    """Read what a launcher left that lets ranks live on when others are lost.
+
+    Returns:
+        Who this process is; the name of this start alone, empty where ranks meet by
+        torchrun's variables.
+
+    Raises:
+        WorldError: If none did: says how to start them.
+    """
+    claim = torchrun_claim(environ)
+    if claim and all(name in environ for name in TORCHRUN):
+        return claim, ""
+    launcher = find_launcher(environ)
+    cure, asked, names, start = OUTLIVING.get(launcher.sign, ("", ("", ""), ("", ""), ()))
+    rank, size = number(environ, names[0]), number(environ, names[1], least=1)
+    if environ.get(asked[0]) == asked[1] and rank is not None and size is not None:
+        words = f"{names[0]}={rank} and {names[1]}={size}"
+        return Claim(rank, size, words), ".".join(environ.get(each, "") for each in start)
+    raise WorldError(
+        f"live: the ranks were started {'by ' if launcher.sign else ''}{launcher.name}, expected "
+        "by what lets the others live on when one is lost; start them by "
+        f"{cure + ', or by ' if cure else ''}torchrun, one on each node, or leave live out"
+    )
 
 
 def check_alone(environ: Mapping[str, str]) -> None:

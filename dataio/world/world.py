@@ -3,7 +3,6 @@
 import struct
 from collections.abc import Collection, Sequence
 from itertools import pairwise
-from types import TracebackType
 from typing import Literal, NoReturn, TypeVar
 
 import numpy as np
@@ -19,7 +18,7 @@ from dataio.world.topology import Topology
 Element = TypeVar("Element", bound=np.generic)
 Operation = Literal["sum", "max", "min"]
 CHANNEL_TAGS = 4096
-"""Tags of one channel; 256 channels fit, half of them in a world, half in its parts."""
+"""Tags of one channel; 256 channels fit, half of them in a world, a quarter in its parts."""
 
 NUM_CHANNELS = NUM_USER_TAGS // CHANNEL_TAGS // 2
 
@@ -49,6 +48,7 @@ class World:
         local_rank: This rank's number on its node.
         local_size: Ranks on this node.
         replicas_per_node: Replicas on each node.
+        parts: Worlds of some of its ranks, by these.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class World:
         self._collectives = Collectives(transport, timeout_s=timeout_s, names=self._names)
         self._channels = range(NUM_CHANNELS)
         self._num_channels = 0
+        self.parts: dict[tuple[int, ...], World] = {}
         self._kept: list[object] = []
 
     def rank_of_replica(self, replica: int) -> int:
@@ -134,11 +135,14 @@ class World:
 
         Its nodes are those that have such ranks, its ranks are numbered anew in the same order. Its
         calls and this world's must come in the same order on all ranks that make both. An abort
-        still ends the whole job. Parts of one world must not share ranks, nor have parts.
+        still ends the whole job. Parts of one world must not share ranks, unless they are the same:
+        then it is made once. A part may have parts, and those of its own.
 
         Args:
             ranks: Of this world, ascending.
         """
+        if tuple(ranks) in self.parts:
+            return self.parts[tuple(ranks)]
         whole = self.topology
         nodes = [str(whole.node_of_rank[rank]) for rank in ranks]
         racks = [whole.racks[rank] for rank in ranks if whole.racks]
@@ -148,7 +152,10 @@ class World:
             timeout_s=self.timeout_s,
             names=[self._names[rank] for rank in ranks],
         )
-        made._channels = range(NUM_CHANNELS, 2 * NUM_CHANNELS)
+        # Half of what no world around it opens
+        first = self._channels.stop
+        made._channels = range(first, (first + 2 * NUM_CHANNELS) // 2)
+        self.parts[tuple(ranks)] = made
         return made
 
     def wait(
@@ -234,12 +241,7 @@ class World:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check(self, data: Bytes, *, peer: int, tag: int) -> None:

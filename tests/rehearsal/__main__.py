@@ -4,20 +4,19 @@ python -m tests.rehearsal --seeds 0:1000 [--twice] [--live]
 """
 
 import argparse
-import contextlib
 import logging
-import os
 import resource
 import shutil
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from tests.faults.kill.harness import quick_directory
+from tests.rehearsal.apart import in_process
 from tests.rehearsal.live import rehearse_live
 from tests.rehearsal.rehearsal import Audited, rehearse
 from tests.rehearsal.schedules import (
@@ -29,21 +28,6 @@ from tests.rehearsal.schedules import (
     shorter_live,
 )
 from tests.rehearsal.settings import small_and_quick
-
-
-def in_process(function: Callable[[], str]) -> str:
-    """Call a function in a forked process: killed ranks leave threads behind that never end."""
-    reader, writer = os.pipe()
-    process = os.fork()
-    if process == 0:
-        with contextlib.suppress(BaseException):
-            os.write(writer, function().encode()[: 1 << 16])
-        os._exit(0)
-    os.close(writer)
-    with open(reader, "rb") as file:
-        said = file.read().decode()
-    os.waitpid(process, 0)
-    return said
 
 
 def attempt(schedule: Schedule | LiveSchedule) -> str:

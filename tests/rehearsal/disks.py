@@ -18,7 +18,7 @@ TEMPORARY = re.compile(
 )
 """What is drawn of a file's name, or comes from the root's: another one in each course."""
 PIECE_BYTES = 64
-"""What a disk writes whole or not at all: files are as small in proportion."""
+"""What a disk, and a process that is killed, writes whole or not at all: files are small, too."""
 
 
 class Disks(Recorder):
@@ -31,7 +31,7 @@ class Disks(Recorder):
     """
 
     def __init__(self, root: Path, scheduler: Scheduler, *, quota_bytes: int | None = None) -> None:
-        super().__init__(root)
+        super().__init__(root, whole_bytes=PIECE_BYTES)
         self._scheduler, self._quota_bytes = scheduler, quota_bytes
         self._prefix = f"{root}/"
         self._open_by: dict[int, int] = {}
@@ -106,6 +106,12 @@ class Disks(Recorder):
                 n for n in self._durable_names if n == before or n.startswith(f"{before}/")
             ]:
                 self._durable_names[after + name[len(before) :]] = self._durable_names.pop(name)
+        # Nor are there names in one that is gone from it.
+        below = [n for n in self._durable_names if directory in (self.root / n).parents]
+        for name in below:
+            child = (self.root / name).relative_to(directory).parts[0]
+            if not (directory / child).exists():
+                del self._durable_names[name]
         super()._keep_names(directory)
 
     def _add(self, before: str, kind: str, files: Files) -> None:

@@ -5,15 +5,13 @@ network falls in two, nothing arrives any more, and nobody is told.
 """
 
 import contextlib
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
-import numpy as np
 import torch
 
 import dataio.job.connect
@@ -21,6 +19,7 @@ import dataio.job.generations
 import dataio.job.live
 from dataio.base.errors import WorldError
 from dataio.job.meeting import Meeting
+from dataio.job.numbers import JOIN
 from dataio.job.sockets import Sockets
 from dataio.world import Topology, World
 from tests.rehearsal.network import Network, Rank, Route
@@ -28,6 +27,8 @@ from tests.rehearsal.scheduler import Scheduler
 from tests.rehearsal.threads import replaced
 
 CLOSED = "Connection closed by peer"
+TAG = 7
+LAUNCHED = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
 LIVE = (dataio.job.connect, dataio.job.generations, dataio.job.live)
 
 
@@ -93,7 +94,7 @@ class Gloo:
         timeout_s: Longest wait for another rank.
 
     Attributes:
-        groups: In the order in which they were begun; the launcher makes the first.
+        groups: In the order in which they were begun; launchers make some.
         dead: Ranks that were killed.
         halves: Ranks of one half while the network has fallen in two; and when it is whole again.
         late_s: Until when a rank sees the shared directory as it was.
@@ -108,7 +109,16 @@ class Gloo:
         self.late_s: defaultdict[int, float] = defaultdict(float)
         self._of: dict[int, tuple[Group, World, World]] = {}
         self._joined: defaultdict[int, set[int]] = defaultdict(set)
-        Group(self, 0)
+        # Of each rank the group that its launcher makes, and the ranks that it starts.
+        ranks = range(len(self.node_of_rank))
+        self._launched = dict.fromkeys(ranks, (Group(self, 0), ranks))
+
+    def add_node(self) -> int:
+        """Add a node of one rank, which a launcher of its own starts to join the job."""
+        rank = len(self.node_of_rank)
+        self.node_of_rank.append(max(self.node_of_rank) + 1)
+        self._launched[rank] = Group(self, rank), range(rank, rank + 1)
+        return rank
 
     def rank(self) -> int:
         """The rank that runs."""
@@ -144,8 +154,9 @@ class Gloo:
         world_size: int = 0,
     ) -> None:  # fmt: skip
         me, limit_s = self.rank(), timeout.total_seconds()
-        group = self.groups[0] if store is None else store.group
-        place, size = (me, len(self.node_of_rank)) if store is None else (rank, world_size)
+        launched, ranks = self._launched[me]
+        group = launched if store is None else store.group
+        place, size = (ranks.index(me), len(ranks)) if store is None else (rank, world_size)
         group.members[place] = me
         self._joined[me].add(group.number)
 
@@ -181,11 +192,17 @@ class Gloo:
         )
         values.copy_(torch.from_numpy(found))
 
-    def broadcast(self, values: torch.Tensor, *, src: int) -> None:
+    def send(self, values: torch.Tensor, dst: int) -> None:
         self.scheduler.point("take over")
-        mine = values.numpy().tobytes() if self._of[self.rank()][2].rank == src else b""
-        found = self._together(lambda world: world.allgather(mine, doing="gloo sends"))
-        values.copy_(torch.from_numpy(np.frombuffer(found[src], np.uint8).copy()))
+        self._together(lambda world: world.wait(
+            [world.isend(values.numpy(), dest=dst, tag=TAG)], peers=[dst], doing="gloo sends"
+        ))  # fmt: skip
+
+    def recv(self, values: torch.Tensor, src: int) -> None:
+        self.scheduler.point("take over")
+        self._together(lambda world: world.wait(
+            [world.irecv(values.numpy(), source=src, tag=TAG)], peers=[src], doing="gloo receives"
+        ))  # fmt: skip
 
     def _together(self, verb: Callable[[World], Any]) -> Any:
         try:
@@ -224,13 +241,25 @@ class Gloo:
                 ):  # fmt: skip
                     raise RuntimeError("the client socket has timed out")
 
+            def check(self, keys: Sequence[str]) -> bool:
+                me, group = gloo.rank(), self.group
+                is_there = group.master not in gloo.dead and gloo.are_linked(me, group.master)
+                return is_there and group.keys >= {*keys}
+
         @contextlib.contextmanager
-        def noting(sockets: Any) -> Iterator[None]:
+        def noting(sockets: Any, *, watched: bool = False) -> Iterator[None]:
             before = set(gloo._joined[gloo.rank()])
             try:
                 yield
             finally:
                 sockets._noted += sorted(gloo._joined[gloo.rank()] - before)
+
+        def are_cut(sockets: Any) -> bool:
+            me, groups = gloo.rank(), [gloo.groups[number] for number in sockets._noted]
+            return any(
+                me not in group.closed and any(gloo.are_linked(me, rank) for rank in group.closed)
+                for group in groups
+            )
 
         def shut(sockets: Any) -> None:
             scheduler.point("shut")
@@ -242,19 +271,24 @@ class Gloo:
             made.barrier(doing="finding nodes")
             return made
 
+        class Environ(dict[str, str]):
+            def get(self, name: str, default: Any = None) -> Any:
+                joins = gloo._launched[gloo.rank()][0] is not gloo.groups[0]
+                return ("1" if joins else None) if name == JOIN else super().get(name, default)
+
         class Seen(SeenLate):
             _gloo = gloo
 
         meeting = partial(Seen, clock=lambda: scheduler.now, sleep=scheduler.sleep)
         places: list[tuple[Any, str, Any]] = [
-            (Sockets, "noting", noting), (Sockets, "shut", shut),
+            (dataio.job.generations, "os", SimpleNamespace(environ=Environ(LAUNCHED))),
+            (Sockets, "noting", noting), (Sockets, "shut", shut), (Sockets, "are_cut", are_cut),
             *((module, name, its)
               for name, its in (("dist", gloo), ("TCPStore", Store), ("torch_world", world),
                                 ("Meeting", meeting))
               for module in LIVE if hasattr(module, name)),
         ]  # fmt: skip
-        launched = {"RANK": "", "WORLD_SIZE": "", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
-        with mock.patch.dict(os.environ, launched), replaced(places):
+        with replaced(places):
             yield
 
 

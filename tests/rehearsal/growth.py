@@ -46,20 +46,23 @@ class Growth:
         os.replace(partial, self._directory / f"samples-{self._num_shards:03d}.tar")
         self._num_shards, self.num_samples = self._num_shards + 1, self.num_samples + count
 
-    def check(self, loader: Loader, before: int) -> None:
+    def check(self, loader: Loader, before: int, *, is_first: bool) -> None:
         """Check that the epoch that begins, or goes on, has the samples that it is promised.
 
         Args:
             loader: Of rank 0.
             before: Samples that were there as the last epoch ended, or the loader was opened.
+            is_first: Whether it is the first after a restore.
 
         Raises:
             AssertionError: If it has others.
         """
         epoch, found = loader.epoch, loader.num_samples
-        if loader.step:
+        # On more ranks what was trained of it may be less than a step.
+        goes_on = loader.step or (is_first and found == self.lengths.get(epoch))
+        if goes_on:
             assert found == self.lengths[epoch], f"epoch {epoch}: {found} samples after a restore"
-        assert loader.step or before <= found <= self.num_samples, (
+        assert goes_on or before <= found <= self.num_samples, (
             f"epoch {epoch}: {found} samples, {before} were there before, {self.num_samples} are"
         )
         self.lengths[epoch] = found

@@ -5,6 +5,7 @@ rehearsal's (`gloo`). Weights depend on each row, and on how often each was coun
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,12 +68,18 @@ class LiveStart:
         kept: Steps that counted as a group began, by its number.
         ends: What each rank returned.
         errors: What each raised.
-        disturbed: Ranks that were killed, stood still or did not see files: they may end.
+        disturbed: Ranks that were killed, stood still, did not see files, left or came: they may
+            end.
         happened: The faults that did happen.
     """
 
     def __init__(self, schedule: LiveSchedule, disks: Disks, scheduler: Scheduler) -> None:
-        self._schedule, self._disks, self._scheduler = schedule, disks, scheduler
+        self.job, self._schedule, self._disks, self._scheduler = (
+            schedule.job,
+            schedule,
+            disks,
+            scheduler,
+        )
         self._faults = list(schedule.faults)
         self._last = 0
         self.gloo = Gloo(scheduler, schedule.job.nodes, timeout_s=TIMEOUT_S)
@@ -83,6 +90,7 @@ class LiveStart:
         self.ends: dict[int, list[Any]] = {}
         self.errors: dict[int, BaseException] = {}
         self.disturbed: set[int] = set()
+        self._ask: dict[int, Callable[[], None]] = {}
         self.happened: list[str] = []
 
     def run(self) -> None:
@@ -90,11 +98,12 @@ class LiveStart:
         scheduler = self._scheduler
         with self.gloo.instead():
             for rank in sorted(self._living):
-                scheduler.spawn(
-                    lambda rank=rank: self._rank(rank),  # type: ignore[misc]
-                    name=f"rank {rank}", rank=rank,
-                )  # fmt: skip
+                self._start(rank)
             scheduler.run(until=lambda: not self._living, latest_s=BEGINS_S)
+
+    def _start(self, rank: int) -> None:
+        self._living.add(rank)
+        self._scheduler.spawn(lambda: self._rank(rank), name=f"rank {rank}", rank=rank)
 
     def pass_point(self, task: Task, what: str) -> None:
         """Let happen what is to happen at this point.
@@ -115,7 +124,7 @@ class LiveStart:
         self.happened.append(fault.how)
         scheduler.latest_s = max(scheduler.latest_s, scheduler.now) + RECOVERS_S
         node = [r for r, its in enumerate(gloo.node_of_rank) if its == gloo.node_of_rank[rank]]
-        if fault.how not in ("slow", "part", "error"):
+        if fault.how not in ("slow", "part", "error", "join"):
             self.disturbed |= {*node}
         if fault.how in ("kill", "power"):
             self._kill([rank] if fault.how == "kill" else node, silently=fault.how == "power")
@@ -137,10 +146,17 @@ class LiveStart:
         elif fault.how == "late":
             for each in node:
                 gloo.late_s[each] = scheduler.now + scheduler.random.choice([0.5, 1.0, 6.0])
+        elif fault.how == "join":
+            self._start(self.gloo.add_node())
+        elif fault.how == "leave":
+            self._ask.get(rank, lambda: None)()
         elif fault.how == "slow":
             scheduler.sleep(TIMEOUT_S / 4)
         else:
             raise OSError(5, f"a broken disk, as rehearsed: {what}")
+
+    def has_trained(self, rank: int) -> bool:
+        return any(rank in ranks for ranks in self.taken.values())
 
     def _kill(self, ranks: list[int], *, silently: bool) -> None:
         for rank in ranks:
@@ -167,6 +183,7 @@ class LiveStart:
 
     def _train(self, job: LiveJob) -> list[Any]:
         rank, group = self.gloo.rank(), self.gloo.group().number
+        self._ask[rank] = job._after_step.__self__.ask_to_leave  # type: ignore[attr-defined]
         plain, optimizer, _ = make()
         model = Counting(plain)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
@@ -222,11 +239,15 @@ def check_ends(start: LiveStart) -> tuple[str, ...]:
         AssertionError: If not.
     """
     for error in start.errors.values():
-        if not isinstance(error, (DataioError, OSError, RuntimeError)):
+        if not isinstance(error, (DataioError, OSError, RuntimeError, SystemExit)):
             raise error
     excused = {"part", "error"} & {*start.happened} or not start.kept
     for rank, error in start.errors.items():
-        assert rank in start.disturbed or excused, f"rank {rank} ended, nobody knows why: {error}"
+        # Whoever comes may find that the job has ended, or ends.
+        came = rank >= sum(start.job.nodes) and not start.has_trained(rank)
+        assert rank in start.disturbed or excused or came, (
+            f"rank {rank} ended, nobody knows why: {error}"
+        )
         assert type(error) is not RuntimeError or not start.kept, f"rank {rank}: no words: {error}"
     return tuple(
         f"{rank}: {type(start.errors[rank]).__name__ if rank in start.errors else 'end'}"

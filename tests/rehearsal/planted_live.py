@@ -1,6 +1,8 @@
 """Bugs to plant in `dataio.live`: each breaks a promise that a rehearsal is to find broken."""
 
 import contextlib
+import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +10,8 @@ import torch
 
 import dataio.job.live
 from dataio import LiveJob, Loader
+from dataio.base.atomic import write_file
+from dataio.base.errors import WorldError
 from dataio.job.meeting import Meeting
 
 
@@ -46,6 +50,24 @@ def _leave_buffers(its: Any, values: Any, then: Any = dataio.job.live._whole) ->
     return its.state_dict() if isinstance(its, torch.nn.Module) else then(its, values)
 
 
+def _take_own(self: LiveJob, state: Any, donors: Any, then: Any = LiveJob._take_over) -> Any:
+    found = then(self, state, donors)
+    return found if self.counted is None else self.counted.state()
+
+
+def _publish_over(self: Meeting, ranks: list[int]) -> None:
+    mine = self._directory / f"list-{self._rank}"
+    write_file(mine, json.dumps(ranks).encode())
+    os.replace(mine, self._directory / "members")
+
+
+def _come_late(self: Meeting, *args: Any, then: Any = Meeting.agree, **options: Any) -> Any:
+    try:
+        return then(self, *args, **options)
+    except WorldError:
+        return tuple(sorted({*(self.read() or ()), self._rank}))
+
+
 def _wait_for_nobody(self: Meeting, *args: Any, then: Any = Meeting.agree, **options: Any) -> Any:
     self._patience_s = 0.0
     return then(self, *args, **options)
@@ -68,3 +90,9 @@ LIVE_PLANTED: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "a buffer is not put back": ((dataio.job.live, "_whole", _leave_buffers),),
     "a meeting waits for nobody": ((Meeting, "agree", _wait_for_nobody),),
 }  # fmt: skip
+COURSES_PLANTED: dict[str, tuple[tuple[Any, str, Any], ...]] = {
+    "a rank keeps its weights where others have newer ones": ((LiveJob, "_take_over", _take_own),),
+    "two lists of members are made": ((Meeting, "_publish", _publish_over),),
+    "a rank that is left out goes on": ((Meeting, "agree", _come_late),),
+}
+"""Those that `tests/dataio/job/test_live_schedules.py` finds."""

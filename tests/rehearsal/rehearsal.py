@@ -79,7 +79,8 @@ def rehearse(schedule: Schedule, root: Path) -> Audited:
             if schedule.same_nodes and not schedule.job.cache:
                 read_bytes = sum(start.read_bytes)
                 assert read_bytes <= (most_bytes or 0), f"{read_bytes} bytes of the source are read"
-                most_bytes = 0 if _has_staged(start, schedule) else most_bytes
+                has_all = _has_staged(start, schedule) and "second" not in start.happened
+                most_bytes = 0 if has_all else most_bytes
             if any(start.course):
                 begun = _find_begun(newest, start.course, expected)
                 first = begun.num_batches if begun else 0

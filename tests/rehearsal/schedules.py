@@ -173,7 +173,7 @@ def _in_order(*faults: Fault) -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: fault.point))
 
 
-LIVE = ("kill", "power", "hang", "pause", "part", "late", "slow", "error")
+LIVE = ("kill", "power", "hang", "pause", "part", "late", "slow", "error", "join", "leave")
 PLACES = (
     "", "", "", "averages", "sum", "has averaged", "has stepped", "meeting-", "rank-", "list-",
     "members", "store", "connect", "shut", "take over", "failed",
@@ -193,7 +193,7 @@ class LiveFault:
             is told; ``"hang"``: a rank stops for longer than others wait, and comes back;
             ``"pause"``: for less; ``"part"``: the network falls in two for a while; ``"late"``: a
             node sees the files of others late; ``"slow"``: what it does takes long; ``"error"``:
-            an operation on a file fails.
+            an operation on a file fails; ``"join"``: a node comes; ``"leave"``: a rank is asked to.
     """
 
     point: int

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 
+from tests.faults.samples import Job
 from tests.rehearsal.__main__ import attempt, shortest, warm_up
 from tests.rehearsal.planted import PLANTED, planted
 from tests.rehearsal.planted_live import LIVE_PLANTED
@@ -12,6 +13,8 @@ from tests.rehearsal.schedules import (
     GROWS,
     HARMLESS,
     LIVE,
+    Fault,
+    Planned,
     Schedule,
     draw_live,
     draw_schedule,
@@ -30,7 +33,7 @@ LIVE_SEEDS = [
     *(pytest.param(seed, marks=pytest.mark.nightly)
       for seed in range(200) if seed not in LIVE_IN_CI),
 ]  # fmt: skip
-TRIED = 200
+TRIED = 400
 """Seeds within which a planted bug is to be found."""
 
 
@@ -48,6 +51,13 @@ def test_a_job_that_is_ended_anywhere_goes_on_with_the_same_rows(seed):
 def test_each_kind_of_fault_happens():
     happened = {how for seed in IN_CI for how in rehearsed(seed).partition(";")[0].split()[2:]}
     assert happened == {*FATAL, *HARMLESS, GROWS}
+
+
+@pytest.mark.parametrize(("seed", "nodes"), [(0, (1, 1)), (11, (1, 1, 1))])
+def test_two_jobs_that_begin_together_do_not_wait_for_each_other_s_caches(seed, nodes):
+    planned = Planned(nodes, (Fault(2, "second"),))
+    found = attempt(Schedule(seed, Job(nodes, "fixed", epochs=1, options={}), (planned,)))
+    assert not found.startswith("!"), found
 
 
 @functools.cache

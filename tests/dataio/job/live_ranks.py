@@ -5,9 +5,9 @@ python -m tests.dataio.job.live_ranks OUT NUM_RANKS FAULTS [OPTIONS]
 FAULTS names for a rank what happens to it, where, and the how manieth time it is there:
 ``{"1": ["kill", "forward", 9]}``; ``soon`` is a kill some seconds later, which may be added.
 OPTIONS are those of `dataio.live` and `Rank`, and ``units``: how many ranks join together, numbered
-on, each time that a rank calls for some. Writes OUT/ended.json: the ranks' exit statuses; each rank
-its steps into OUT/steps-RANK.jsonl, and what it has in the end into OUT/end-RANK.json. With RANK
-set, as torchrun sets it, it is that rank alone.
+on, each time that a rank calls for some; ``by``: whose variables they have. Writes OUT/ended.json:
+the ranks' exit statuses; each rank its steps into OUT/steps-RANK.jsonl, and what it has in the end
+into OUT/end-RANK.json. Started by a launcher it is one rank; FIRST is the number of the first.
 """
 
 import inspect
@@ -36,6 +36,7 @@ import shuffle
 
 NUM_SAMPLES, BATCH, EPOCHS = 96, 4, 3
 LIMIT_S = 120.0
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "ask": signal.SIGTERM}
 
 
@@ -103,7 +104,7 @@ class Rank:
         if self.fault[0] == "miss":  # as gloo says it where a rank alone does not get the sum
             raise RuntimeError("Connection closed by peer")
         if self.fault[0] == "call":
-            self.call()
+            call(self.out, self.number, self.shared / "live", meeting=len(self.calls))
             return
         if self.fault[0] == "soon":
             after_s = self.fault[3] if self.fault[3:] else 0.7
@@ -111,15 +112,7 @@ class Rank:
             return
         os.kill(os.getpid(), SIGNALS[self.fault[0]])
 
-    def call(self) -> None:
-        """Call for newcomers, and wait until they are there."""
-        before = {*self.out.glob("live/live-*/meeting-*")}
-        (self.out / f"called-{self.number}").touch()
-        until_s = time.monotonic() + LIMIT_S / 2
-        while before == {*self.out.glob("live/live-*/meeting-*")} and time.monotonic() < until_s:
-            time.sleep(0.02)
-
-    def train(self, job: dataio.LiveJob) -> tuple[list[list[float]], float, float]:
+    def train(self, job: dataio.LiveJob) -> tuple[list[list[float]], float, float, list[int]]:
         self.calls.append(([*job.ranks], job.number))
         model, optimizer, schedule = make()
         fields = {key: dataio.Array(key, shape, "float64") for key, shape in SHAPES.items()}
@@ -167,7 +160,7 @@ class Rank:
                     self.note(job.number, epoch, rows_of, len(ids), total.item())
                     self.at("stepped")
                     if job.number == self.until:
-                        return self.save(loader, kept), 0, 0
+                        return self.save(loader, kept), 0, 0, []
                 self.at("epoch end")
                 for batch in held_out:
                     self.at("evaluation")
@@ -177,7 +170,8 @@ class Rank:
                     loader.save(self.shared / f"epoch-{epoch}")
             weights = [parameter.detach().flatten().tolist() for parameter in model.parameters()]
             stats = loader.stats()
-            return weights, stats["source_bytes"], stats["staged_rows"]
+            on = [*job.world.topology.node_of_rank]
+            return weights, stats["source_bytes"], stats["staged_rows"], on
 
     def save(self, loader: dataio.Loader, kept: dict[str, Any]) -> list[list[float]]:
         loader.save(self.shared / "loader")
@@ -188,6 +182,14 @@ class Rank:
     def note(self, *step: object) -> None:
         with open(self.out / f"steps-{self.number}.jsonl", "a") as file:
             file.write(json.dumps([*step, time.time()]) + "\n")
+
+
+def call(out: Path, number: int, live: Path, *, meeting: int) -> None:
+    """Call for newcomers, and wait until the ranks are to meet, for them or another reason."""
+    (out / f"called-{number}").touch()
+    until_s = time.monotonic() + LIMIT_S / 2
+    while not [*live.glob(f"live-*/meeting-{meeting}")] and time.monotonic() < until_s:
+        time.sleep(0.02)
 
 
 SHAPES: dict[str, tuple[int, ...]] = {"x": (5,), "y": ()}
@@ -233,20 +235,30 @@ def start(
 
 def start_unit(
     first: int, size: int, out: Path, faults: dict[str, list[Any]], options: Any, run: RunRank,
-    **environ: str,
+    by: str, **environ: str,
 ) -> dict[int, int]:  # fmt: skip
     """Start ranks that the launcher would start together; their numbers by their pids."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environ |= {
-        "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "TONARI_RANKS_PER_NODE": "1",
-    }  # fmt: skip
+    rank_name, size_name, its = {
+        "torchrun": (
+            "RANK", "WORLD_SIZE", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        ),
+        "mpirun": (
+            "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+            {"OMPI_MCA_mpi_ft_enable": "1", "PMIX_NAMESPACE": f"a@{first}"},
+        ),
+        "srun": (
+            "SLURM_PROCID", "SLURM_STEP_NUM_TASKS",
+            {"SLURM_KILL_BAD_EXIT": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": str(first)},
+        ),
+    }[by]  # fmt: skip
+    environ |= {**its, size_name: str(size), "TONARI_RANKS_PER_NODE": "1"}
     return {
         start(
-            first + rank, {**environ, "RANK": str(rank)}, out, faults.get(str(first + rank), []),
-            options, run,
+            first + rank, {**environ, rank_name: str(rank)}, out,
+            faults.get(str(first + rank), []), options, run,
         ): first + rank
         for rank in range(size)
     }  # fmt: skip
@@ -257,8 +269,8 @@ def start_ranks(
     run: RunRank = run_rank,
 ) -> None:  # fmt: skip
     """Start ranks, and wait until they have ended; a stopped one goes on when all others have."""
-    units = options.pop("units", [])
-    pids = start_unit(0, num_ranks, out, faults, options, run)
+    units, by = options.pop("units", []), options.pop("by", "torchrun")
+    pids = start_unit(0, num_ranks, out, faults, options, run, by)
     statuses: dict[int, int] = {}
     stopped = {int(rank) for rank, fault in faults.items() if fault[0] == "stop"}
     until_s, num_called = time.monotonic() + LIMIT_S, 0
@@ -266,7 +278,7 @@ def start_ranks(
         if units and len([*out.glob("called-*")]) > num_called:
             num_called += 1
             environ = {"TONARI_LIVE_JOIN": "1"}
-            pids |= start_unit(len(pids), units.pop(0), out, faults, options, run, **environ)
+            pids |= start_unit(len(pids), units.pop(0), out, faults, options, run, by, **environ)
         late = time.monotonic() > until_s
         for pid, rank in pids.items():
             if rank not in statuses:
@@ -283,9 +295,10 @@ def start_ranks(
 
 if __name__ == "__main__":
     given = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4])
-    if "RANK" in os.environ:
-        rank = os.environ["RANK"]
-        run_rank(given[0], int(rank), given[2].get(rank, []), given[3])
+    ranks = [os.environ[name] for name in RANKS if name in os.environ]
+    if ranks:
+        number = int(os.environ.get("FIRST", 0)) + int(ranks[0])
+        run_rank(given[0], number, given[2].get(str(number), []), given[3])
     else:
         write_samples(given[0] / "samples.parquet")
         start_ranks(*given)

@@ -1,12 +1,15 @@
-"""Which CUDA device a rank takes, and what a job that cannot be joined says."""
+"""Which CUDA device and cores a rank takes, and what a job that cannot be joined says."""
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from dataio.base.errors import WorldError
-from dataio.job.launch import choose_device, join
+from dataio.job.launch import choose_device, join, share_cores
 from dataio.world import World, run_threads, thread_worlds
 from tests.multirank import Launcher, launch_command, run_job
 
@@ -41,6 +44,28 @@ def test_fewer_devices_than_ranks_are_refused() -> None:
     told = run_threads(thread_worlds(TWO_NODES), choose)
     assert [told[0], *told[2:]] == ["0", "0", "1"]
     assert told[1].startswith("rank 1: local rank 1, but it sees 1 CUDA devices; start at most 1")
+
+
+@pytest.mark.parametrize(
+    ("cores", "given"),
+    [
+        ([{0, 1, 2, 3}] * 4, [1, 1, 1, 1]),
+        # As srun binds ranks: each has its own, or those of a socket has each rank there.
+        ([{0, 1}, {2, 3}, {4, 5}, {6, 7}], [2, 2, 2, 2]),
+        ([{0, 1, 2, 3}] * 2 + [{4, 5}] * 2, [2, 2, 1, 1]),
+    ],
+)
+def test_ranks_share_the_cores_that_they_have_in_common(monkeypatch, cores, given) -> None:
+    def share(world: World) -> int:
+        now.rank = world.rank
+        share_cores(world)
+        return chosen[world.rank]
+
+    now, chosen = threading.local(), dict[int, int]()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores[now.rank])
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: chosen.update({now.rank: count}))
+    assert run_threads(thread_worlds((4,)), share) == given
 
 
 def test_an_error_of_a_process_alone_leaves_no_group_to_the_next_job():

@@ -1,22 +1,32 @@
 """Ranks are lost at any moment: the others train on, each sample once, as one process would."""
 
 import asyncio
+import contextlib
 import errno
 import gc
 import json
+import os
+import queue
+import signal
 import socket
 import subprocess
-import sys
 import threading
+import time
 import weakref
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
 import dataio
 import dataio.job.live as live_module
+import dataio.job.meeting as meeting_module
+from dataio.base.atomic import write_file
 from dataio.base.errors import StateError, WorldError
 from dataio.job.live import describe, restore
 from dataio.job.meeting import Meeting
@@ -26,7 +36,7 @@ from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo
 from tests.dataio.job.live_ranks import EPOCHS, LIMIT_S, NUM_SAMPLES, loss_of, make, samples
 from tests.memory_source import FIELDS, MemorySource
-from tests.multirank import ROOT, job_environ
+from tests.multirank import ROOT, job_environ, python_command
 
 Faults = dict[str, list[Any]]
 PLACES = ("kept", "epoch", "batch", "forward", "gathered", "averaged", "stepped", "epoch end")
@@ -36,7 +46,7 @@ def run(out: Path, num_ranks: int, faults: Faults, **options: object) -> list[in
     """Train, and return the ranks' exit statuses."""
     given = {"timeout_s": 20.0, "patience_s": 4.0, **options}
     subprocess.run(
-        [sys.executable, "-m", "tests.dataio.job.live_ranks", str(out), str(num_ranks),
+        [*python_command(), "-m", "tests.dataio.job.live_ranks", str(out), str(num_ranks),
          json.dumps(faults), json.dumps(given)],
         check=True, timeout=LIMIT_S + 60, env=job_environ(), cwd=ROOT,
     )  # fmt: skip
@@ -180,7 +190,7 @@ def test_a_rank_that_stands_still_is_left_behind_and_told_so(tmp_path):
         ({"0": ["call", "forward", 9]}, [2], [[0, 1], [0, 1, 2, 3]]),
         # One that has come is lost, and comes again.
         pytest.param(
-            {"0": ["call", "batch", 5], "2": ["kill", "forward", 3], "1": ["call", "forward", 14]},
+            {"0": ["call", "batch", 5], "2": ["kill", "forward", 3], "1": ["call", "kept", 3]},
             [1, 1], [[0, 1], [0, 1, 2], [0, 1], [0, 1, 3]], marks=pytest.mark.nightly,
         ),
         # Before it is there another is lost; it is lost before it has what the others have.
@@ -239,7 +249,7 @@ def test_an_error_of_ones_own_and_too_few_ranks_end_the_job(tmp_path):
 def test_what_cannot_go_on_is_refused(tmp_path, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(WorldError, match=r"RANK, .* are not set, expected what torchrun sets"):
+    with pytest.raises(WorldError, match="expected by what lets the others live on"):
         dataio.live(lambda job: None, directory=tmp_path)
     with pytest.raises(StateError, match=r"no job runs in .*; start it without TONARI_LIVE_JOIN"):
         find_job(tmp_path)
@@ -248,10 +258,41 @@ def test_what_cannot_go_on_is_refused(tmp_path, monkeypatch):
         importance=Kakurenbo(0.3), world=single_world(), reports=dataio.Reports(progress=False),
     ) as loader:  # fmt: skip
         job = dataio.LiveJob(single_world(), (0,), None)
-        with pytest.raises(WorldError, match="those of lost ranks are lost with them"):
-            job.keep(loader)
+        for given in (loader, dataio.Mixture({"a": loader}, {"a": 1.0}, steps=2)):
+            with pytest.raises(WorldError, match=r"a policy's scores, .* lost with a rank; leave"):
+                job.keep(given)
         with pytest.raises(WorldError, match=r"call job\.keep"), job.step():
             pass
+
+
+@pytest.mark.parametrize("steps", [6, None])
+def test_a_mixture_goes_on_behind_the_last_step_where_its_steps_are_given(tmp_path, steps):
+    counted, trained = None, list[tuple[str, int]]()
+    for call in range(2):
+        loaders = {
+            name: dataio.Loader(
+                MemorySource(12), batch_size=4, fields=FIELDS, cache=tmp_path / name,
+                world=single_world(), reports=dataio.Reports(progress=False),
+            )
+            for name in "ab"
+        }  # fmt: skip
+        job = dataio.LiveJob(single_world(), (0,), counted)
+        with dataio.Mixture(loaders, {"a": 1.0, "b": 1.0}, steps=steps) as mixture:
+            if steps is None:
+                with pytest.raises(
+                    WorldError, match=r"the steps of a lap, .* give a Mixture steps"
+                ):
+                    job.keep(mixture)
+                return
+            assert job.keep(mixture, model=torch.nn.Linear(1, 1)) == bool(call)
+            for batch in mixture:
+                if len(trained) == 12 and not call:
+                    break  # it does not count
+                with job.step():
+                    name = str(batch["dataset"])
+                    trained += [(name, each) for each in batch["sample_id"].tolist()]
+        counted = job.counted
+    assert sorted(trained) == [(name, sample_id) for name in "ab" for sample_id in range(12)]
 
 
 def test_a_connection_to_a_node_without_power_ends_by_itself():
@@ -263,6 +304,49 @@ def test_a_connection_to_a_node_without_power_ends_by_itself():
     sockets.shut()
     with client, pytest.raises(ConnectionError):
         client.send(b"shut")
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_rank_sees_that_another_one_has_gone_where_connections_are_watched(watched):
+    sockets = Sockets()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with sockets.noting(watched=watched):
+            client = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+        other.send(b"unread")
+        assert not sockets.are_cut()
+        other.close()
+        assert sockets.are_cut() == watched
+    sockets.shut()
+    assert not sockets.are_cut()
+    client.close()
+
+
+def test_connections_that_are_shut_amid_steps_leave_nobody_waiting_in_gloo():
+    took_s = []
+    for number in range(25):
+        sockets, store, limit = Sockets(), HashStore(), timedelta(seconds=10)
+        groups = queue.Queue[ProcessGroupGloo]()
+
+        def make(rank: int, *args: Any, groups: queue.Queue[ProcessGroupGloo] = groups) -> None:
+            groups.put(ProcessGroupGloo(args[0], rank, 2, args[1]))
+
+        def train(group: ProcessGroupGloo) -> None:
+            with contextlib.suppress(RuntimeError):
+                step = group.allgather  # type: ignore[attr-defined]
+                while True:
+                    step([[torch.empty(1), torch.empty(1)]], [torch.ones(1)]).wait()
+
+        with sockets.noting(), ThreadPoolExecutor(2) as makers:
+            assert not any(makers.map(make, (0, 1), [store] * 2, [limit] * 2))
+        with ThreadPoolExecutor(2) as ranks:
+            for _ in range(2):
+                ranks.submit(train, groups.get())
+            time.sleep(0.02 + number * 3e-4)
+            shut_s = time.monotonic()
+            sockets.shut()
+        took_s.append(time.monotonic() - shut_s)
+    assert max(took_s) < 5, f"a rank waited until the group's timeout: {took_s}"
 
 
 def test_a_state_is_told_to_others_as_it_is():
@@ -289,12 +373,39 @@ def test_a_state_is_told_to_others_as_it_is():
         describe({"a": {1, 2}}, [])
 
 
+def test_what_a_rank_that_leaves_closes_ends_before_it_has_left(tmp_path, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environ = {
+        "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)
+    }  # fmt: skip
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    here: list[int] = []
+
+    def train(job: dataio.LiveJob) -> None:
+        job.keep(NoRows(), model=torch.nn.Linear(1, 1))
+        with contextlib.ExitStack() as opened:
+            # Such as a tracker: who goes on writes where this does.
+            opened.callback(lambda: here.append(len([*tmp_path.glob("live-*")])))
+            os.kill(os.getpid(), signal.SIGTERM)
+            with job.step():
+                pass
+
+    with pytest.raises(SystemExit) as ended:
+        dataio.live(train, directory=tmp_path)
+    assert (ended.value.code, here) == (0, [1])
+    # All have left.
+    assert not [*tmp_path.iterdir()]
+
+
 class SameRanks:
     """In place of `Generations`: one rank that is never lost."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self.ranks, self.why, self.sockets, self.failed = (0,), "", Sockets(), ""
-        self.num_calls = 0
+        self.num_calls, self.num_began = 0, 1
 
     def first(self) -> dataio.World:
         return single_world()
@@ -317,13 +428,15 @@ class SameRanks:
 
     def leave_if_asked(self) -> None: ...
 
+    def leave(self) -> None: ...
+
     def close(self) -> None: ...
 
 
 class NoRows:
     """A loader that has none."""
 
-    keeps_scores = False
+    lost_with_ranks = ""
 
     def state_dict(self) -> dict[str, object]:
         return {}
@@ -374,17 +487,17 @@ def test_nothing_holds_the_model_of_the_call_before(tmp_path, monkeypatch):
     dataio.live(train, directory=tmp_path)
 
 
-def test_a_rank_that_has_the_step_keeps_its_own_random_generator_and_statistics(monkeypatch):
-    here, sent, meets = threading.local(), {}, threading.Barrier(3)
+def test_who_lacks_a_step_takes_it_from_ranks_of_its_part_and_the_others_keep_their_own(
+    monkeypatch,
+):
+    here = threading.local()
+    sent: defaultdict[int, queue.Queue[tuple[int, torch.Tensor]]] = defaultdict(queue.Queue)
     generators: dict[int, torch.Tensor] = {}
 
-    def broadcast(tensor: torch.Tensor, *, src: int) -> None:
-        if here.rank == src:
-            sent[0] = tensor.clone()
-        meets.wait(30)
-        if here.rank != src:
-            tensor.copy_(sent[0])
-        meets.wait(30)
+    def recv(tensor: torch.Tensor, src: int) -> None:
+        source, its = sent[here.rank].get(timeout=30)
+        assert source == src
+        tensor.copy_(its)
 
     def state_of(rank: int) -> torch.Tensor:
         return torch.Generator().manual_seed(rank).get_state()
@@ -400,17 +513,22 @@ def test_a_rank_that_has_the_step_keeps_its_own_random_generator_and_statistics(
         counted = live_module.Counted(
             number, {}, state_of(world.rank), values, {"model": before}
         )  # fmt: skip
-        assert dataio.LiveJob(world, (0, 1, 2), counted).keep(NoRows(), model=after)
+        job = dataio.LiveJob(world, (0, 1, 2, 3), counted)
+        with pytest.raises(WorldError, match="no rank that is left has part 2 of the weights"):
+            job.keep(NoRows(), part=world.rank, model=after)
+        assert job.keep(NoRows(), part=world.rank % 2, model=after)
         return after.running_mean.tolist()
 
-    monkeypatch.setattr("torch.distributed.broadcast", broadcast)
+    monkeypatch.setattr(
+        "torch.distributed.send", lambda its, dst: sent[dst].put((here.rank, its.clone()))
+    )
+    monkeypatch.setattr("torch.distributed.recv", recv)
     monkeypatch.setattr(
         torch, "set_rng_state", lambda state: generators.setdefault(here.rank, state)
     )
-    worlds = thread_worlds([1, 1, 1])
-    # Rank 2 lacks the step, and takes over what rank 0 has.
-    assert run_threads(worlds, run) == [[0.0], [1.0], [0.0]]
-    assert [torch.equal(generators[rank], state_of(rank % 2)) for rank in range(3)] == [True] * 3
+    # Ranks 2 and 3 lack the step.
+    assert run_threads(thread_worlds([1] * 4), run) == [[0.0], [1.0], [0.0], [1.0]]
+    assert [torch.equal(generators[rank], state_of(rank % 2)) for rank in range(4)] == [True] * 4
 
 
 def test_what_wakes_up_a_loop_of_asyncio_is_no_connection():
@@ -438,10 +556,13 @@ class Time:
         self.now += seconds
 
 
-def meeting(tmp_path: Path, rank: int, time: Time, unit: range | None = None) -> Meeting:
+def meeting(
+    tmp_path: Path, rank: int, time: Time, unit: range | None = None, **asked: Any
+) -> Meeting:
     return Meeting(
-        tmp_path / "meeting", rank, patience_s=3.0, unit=unit, clock=time.clock, sleep=time.sleep
-    )
+        tmp_path / "meeting", rank, patience_s=3.0, unit=unit, clock=time.clock, sleep=time.sleep,
+        **asked,
+    )  # fmt: skip
 
 
 def test_a_meeting_waits_for_those_that_are_alive_and_not_longer(tmp_path):
@@ -471,7 +592,7 @@ def test_a_meeting_that_misses_ranks_has_patience_and_more_for_those_that_are_al
     second.announce()
     second.come()
     assert second.agree([0, 1, 2], timeout_s=60) == (1,)
-    assert time.now == pytest.approx(60 if is_alive else 3, abs=0.1)
+    assert time.now == pytest.approx(63 if is_alive else 3, abs=0.1)
 
 
 @pytest.mark.parametrize("is_one_lost", [False, True])
@@ -483,6 +604,57 @@ def test_a_meeting_does_not_wait_for_those_that_have_left(tmp_path, is_one_lost)
     second.announce()
     assert second.agree([0, 1, 2] if is_one_lost else [0, 1], timeout_s=60) == (1,)
     assert time.now == pytest.approx(3 if is_one_lost else 0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "met"),
+    [
+        ("001", (0, 1)), ("011", (0, 1, 2)), ("111", (0, 1, 2)),
+        # The last one is a newcomer, which has no weights.
+        ("0010", (0, 1, 3)), ("0110", (0, 1, 2, 3)), ("1110", (0, 1, 2, 3)),
+    ],
+)  # fmt: skip
+def test_ranks_that_were_asked_leave_where_those_that_were_not_are_enough(
+    tmp_path, monkeypatch, asked, met
+):
+    time, units = Time(), {3: range(3, 4)}
+    ranks = [
+        meeting(
+            tmp_path,
+            rank,
+            time,
+            units.get(rank),
+            asked=lambda rank=rank: asked[rank] == "1",
+            are_enough=lambda ranks: len(ranks) > 1,
+        )
+        for rank in range(len(asked))
+    ]
+
+    def sleep(seconds: float) -> None:
+        time.now += seconds
+        for each in ranks:
+            each.come()
+
+    ranks[0].announce()
+    sleep(0.0)
+    monkeypatch.setattr(ranks[1], "_sleep", sleep)
+    assert ranks[1].agree([0, 1, 2], timeout_s=60) == met
+    # If some alone were asked, the signal may still be on its way to the others.
+    assert time.now == pytest.approx(0 if asked == "111" else 4, abs=0.1)
+
+
+def test_a_rank_that_waited_for_the_others_as_long_as_it_may_is_not_too_late(tmp_path, monkeypatch):
+    time = Time()
+    first, second = (meeting(tmp_path, rank, time) for rank in (0, 1))
+    first.announce()
+
+    def sleep(seconds: float) -> None:
+        time.now += seconds
+        if time.now > 60.5:
+            first.come()
+
+    monkeypatch.setattr(second, "_sleep", sleep)
+    assert second.agree([0, 1], timeout_s=60) == (0, 1)
 
 
 @pytest.mark.parametrize("num_come", [1, 2])
@@ -499,7 +671,23 @@ def test_newcomers_do_not_go_on_without_the_job(tmp_path):
     time = Time()
     with pytest.raises(WorldError, match=r"no rank of the job has come .* start it without"):
         meeting(tmp_path, 1, time).agree([0], timeout_s=60)
-    assert time.now == pytest.approx(3, abs=0.1)
+    assert time.now == pytest.approx(63, abs=0.1)
+
+
+def test_newcomers_wait_for_ranks_that_connect_for_longer_than_they_have_patience(
+    tmp_path, monkeypatch
+):
+    time = Time()
+    newcomer, member = (meeting(tmp_path, rank, time) for rank in (1, 0))
+
+    def sleep(seconds: float) -> None:
+        time.now += seconds
+        if time.now > 20.0:
+            member.agree([0], timeout_s=60)
+
+    monkeypatch.setattr(newcomer, "_sleep", sleep)
+    assert newcomer.agree([0], timeout_s=60) == (0, 1)
+    assert time.now == pytest.approx(20, abs=0.1)
 
 
 def test_a_rank_that_came_and_says_nothing_more_is_not_on_the_list(tmp_path):
@@ -510,6 +698,31 @@ def test_a_rank_that_came_and_says_nothing_more_is_not_on_the_list(tmp_path):
         each.come()
     assert second.agree([0, 1, 2], timeout_s=60) == (1,)
     assert time.now == pytest.approx(3, abs=0.1)
+
+
+@pytest.mark.parametrize("stalls_s", [0.0, 20.0])
+def test_nobody_is_lost_because_the_directory_stands_still_for_all(tmp_path, monkeypatch, stalls_s):
+    time = Time()
+    first, second, third = (meeting(tmp_path, rank, time) for rank in range(3))
+    for each in (first, second):
+        each.announce()
+        each.come()
+
+    def write_late(path: Path, data: bytes) -> None:
+        if path.name == "rank-1" and 1.0 < time.now < 20.0:
+            time.now += stalls_s
+        write_file(path, data)
+
+    def sleep(seconds: float) -> None:
+        time.now += seconds
+        first.come()
+        if time.now > stalls_s + 1.5:
+            third.come()
+
+    monkeypatch.setattr(meeting_module, "write_file", write_late)
+    monkeypatch.setattr(second, "_sleep", sleep)
+    assert second.agree([0, 1, 2], timeout_s=60) == (0, 1, 2)
+    assert time.now == pytest.approx(stalls_s + 1.5, abs=0.6)
 
 
 def test_a_list_that_a_node_sees_late_is_looked_for_now_and_then(tmp_path, monkeypatch):

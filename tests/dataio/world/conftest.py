@@ -2,10 +2,8 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.multirank import ROOT, Launcher, job_environ, launch_command
 
 
 @dataclass(frozen=True)
@@ -30,31 +28,20 @@ class EndedJob:
 Launch = Callable[..., EndedJob]
 
 
-def _command(launcher: str, n: int) -> list[str]:
-    if launcher == "torchrun":
-        run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        return [*run, f"--nproc-per-node={n}"]
-    beside = Path(sys.executable).with_name("mpiexec")
-    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if mpiexec is None:
-        pytest.skip("no mpiexec")
-    return [mpiexec, "-n", str(n), sys.executable]
-
-
 @pytest.fixture
 def launch(tmp_path: Path) -> Launch:
     """Run ``tests/ranks/<program>.py`` on n ranks, each with ``tmp_path`` and more arguments."""
 
     def run(
-        program: str, n: int, *args: str, launcher: str = "mpiexec", **environ: str
-    ) -> EndedJob:
+        program: str, n: int, *args: str, launcher: Launcher = "mpiexec", fresh: bool = False,
+        **environ: str,
+    ) -> EndedJob:  # fmt: skip
         script = str(ROOT / "tests" / "ranks" / f"{program}.py")
-        command = [*_command(launcher, n), script, str(tmp_path), *args]
-        settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environ}
+        command = [*launch_command(launcher, n, fresh=fresh), script, str(tmp_path), *args]
         start = time.monotonic()
         process = subprocess.Popen(
             command,
-            env={**os.environ, **settings},
+            env=job_environ(environ),
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dataio.world.abandoned import OLD_S, abandoned_files, remove_abandoned
-from tests.multirank import ROOT, launch_command
+from tests.multirank import job_environ, launch_command
 
 
 def left(directory: Path, name: str, *, age_s: float = 2 * OLD_S) -> Path:
@@ -55,9 +55,8 @@ def test_the_next_job_removes_what_a_killed_one_left(tmp_path):
         "sys.stdin.read() if sys.argv[1:] else None\n"
     )
     command = [*launch_command("mpiexec", 2), str(program)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        [*command, "wait"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ,
+        [*command, "wait"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=job_environ(),
         start_new_session=True, text=True,
     ) as job:  # fmt: skip
         assert job.stdout is not None
@@ -65,10 +64,10 @@ def test_the_next_job_removes_what_a_killed_one_left(tmp_path):
         file = Path(mine)
         assert file not in before
         os.utime(file, (time.time() - 2 * OLD_S,) * 2)
-        subprocess.run([*command], env=environ, timeout=60, check=True, capture_output=True)
+        subprocess.run([*command], env=job_environ(), timeout=60, check=True, capture_output=True)
         assert file.exists(), "its job lives"
         os.killpg(job.pid, signal.SIGKILL)
         job.stdout.read()
     assert file.exists(), "nobody was left to remove it"
-    subprocess.run([*command], env=environ, timeout=60, check=True, capture_output=True)
+    subprocess.run([*command], env=job_environ(), timeout=60, check=True, capture_output=True)
     assert not file.exists()

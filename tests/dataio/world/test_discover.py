@@ -17,12 +17,7 @@ PREFIXES = (
 )  # fmt: skip
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_WORLD_SIZE")
 PMI = {"PMI_RANK": "1", "PMI_SIZE": "4"}
-TORCHRUN = {
-    "RANK": "1",
-    "WORLD_SIZE": "4",
-    "TORCHELASTIC_RUN_ID": "none",
-    "GROUP_WORLD_SIZE": "1",
-}
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none", "GROUP_WORLD_SIZE": "1"}
 SLURM = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"}
 FLUX = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "4"}
 JSM = {"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "4"}
@@ -127,10 +122,7 @@ def test_mpi_without_mpi4py_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("environ", "claim"),
     [
-        (
-            {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
-            "OMPI_COMM_WORLD_SIZE=2",
-        ),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2"),
         ({**SLURM, "PALS_RANKID": "0"}, "PALS_RANKID=0 and SLURM_NTASKS=4"),
         ({**JSM, "JSM_NAMESPACE_RANK": "0"}, "JSM_NAMESPACE_SIZE=4"),
         # Counts only itself, so that nobody claims a number of ranks.

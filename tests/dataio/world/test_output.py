@@ -10,7 +10,7 @@ from typing import IO, cast
 import pytest
 
 from dataio.world.abort import flush_to_reader, keep_lines_whole
-from tests.multirank import ROOT, launch_command
+from tests.multirank import ROOT, job_environ, launch_command
 
 JOBS = 24
 
@@ -65,11 +65,10 @@ def test_what_is_no_pipe_is_only_flushed(tmp_path, closed):
 def test_no_launcher_drops_the_message_of_the_rank_that_fails(tmp_path):
     program = [str(ROOT / "tests/ranks/world_fails.py"), str(tmp_path), "error"]
     command = [*launch_command("mpiexec", 2), *program]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def said(number: int) -> str:
         job = subprocess.run(
-            command, env=env, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+            command, env=job_environ(), stderr=subprocess.PIPE, text=True, timeout=60, check=False
         )
         return job.stderr
 

@@ -46,6 +46,17 @@ def test_messages_of_a_part_and_of_the_whole_do_not_meet():
     assert run_threads(thread_worlds([1, 1]), run) == [([5, 7], NUM_CHANNELS)] * 2
 
 
+def test_a_part_is_made_once_and_its_parts_have_channels_of_their_own():
+    def run(world):
+        part = world.part([0, 1])
+        inner = part.part([world.rank])
+        tags = [each.open_channel() for each in (world, part, inner, world.part([0, 1]))]
+        return world.part([0, 1]) is part, len(set(tags)), part.parts
+
+    for same, num_tags, parts in run_threads(thread_worlds([2]), run):
+        assert (same, num_tags, len(parts)) == (True, 4, 1)
+
+
 def test_a_stall_in_a_part_names_the_ranks_of_the_job():
     def run(world):
         world.timeout_s = 0.1

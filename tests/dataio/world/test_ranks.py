@@ -38,7 +38,7 @@ def test_every_verb_works_on_real_ranks(launch: Launch, launcher: str, n: int) -
 
 
 def test_ranks_of_one_machine_are_one_node(launch: Launch) -> None:
-    job = launch("world_verbs", 2)
+    job = launch("world_verbs", 2, fresh=True)
     assert [report["replicas_per_node"] for report in job.reports.values()] == [[2], [2]]
 
 
@@ -93,7 +93,7 @@ def test_of_an_error_that_all_ranks_have_rank_0_alone_speaks(launch: Launch, lau
 
 
 def test_a_traceback_names_its_rank_on_every_line(launch: Launch) -> None:
-    stderr = launch("world_fails", 2, "error").stderr
+    stderr = launch("world_fails", 2, "error", fresh=True).stderr
     assert re.search(r"^\[rank 1\] Traceback", stderr, re.M)
     assert re.search(r"^\[rank 1\] OSError: the disk of rank 1 is on fire$", stderr, re.M)
 

@@ -34,13 +34,6 @@ def test_a_long_run_is_drawn_whole_by_few_points_that_keep_its_mean_and_its_peak
     assert 7_000 in spike.logged.steps
 
 
-def test_a_loss_that_falls_at_first_is_no_spike() -> None:
-    history = History()
-    for number in range(1, 200):
-        history.add(step(number, 9.0 / number))
-    assert history.spikes() == []
-
-
 def test_lines_that_are_not_finite_are_a_gap_and_a_spike() -> None:
     history = History()
     for number in range(1, 40):

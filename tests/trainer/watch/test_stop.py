@@ -16,7 +16,7 @@ from tonari.trainer.watch.stop import StopRequest, noting_between
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
-def test_a_signal_is_agreed_on_and_named_and_the_handler_goes(name: str) -> None:
+def test_a_signal_is_agreed_on_and_named(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     number = signal.Signals[name]
     before = signal.getsignal(number)
     with StopRequest() as request:
@@ -28,36 +28,81 @@ def test_a_signal_is_agreed_on_and_named_and_the_handler_goes(name: str) -> None
         assert request.agreed(single_world())
         assert request.words == name
     assert signal.getsignal(number) == before
+    assert capfd.readouterr().err.count(f"the next start finds; {name} again ends it") == 1
 
 
-@pytest.mark.parametrize("ends_with_node", [False, True])
-def test_sigterm_ends_the_process_where_an_error_does_and_the_node_is_lost(ends_with_node) -> None:
-    taken: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: taken.append(number))
-    try:
-        with contextlib.suppress(WorldError), StopRequest(ends_with_node=ends_with_node):
-            os.kill(os.getpid(), signal.SIGTERM)
-            raise WorldError("a peer is gone")
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert taken == [signal.SIGTERM] * ends_with_node
+@pytest.mark.parametrize(
+    ("noted", "ends"),
+    [
+        # Some ranks only: those leave, and the others go on.
+        ([[signal.SIGTERM], [], [signal.SIGTERM]], ["left", "", "left"]),
+        ([[signal.SIGTERM]] * 3, ["SIGTERM"] * 3),
+        # What stops all stops these too, with a checkpoint.
+        ([[signal.SIGTERM], [signal.SIGUSR1], []], ["SIGTERM"] * 3),
+        ([[], [], []], [""] * 3),
+    ],
+)
+def test_sigterm_of_some_ranks_has_them_leave_a_job_that_goes_on(monkeypatch, noted, ends) -> None:
+    monkeypatch.setattr(stop, "AGAIN_S", 0.0)
+
+    def run(world: World) -> str:
+        def leave(asked: list[bool]) -> bool:
+            if asked[world.rank]:
+                sys.exit()
+            return True
+
+        request = StopRequest(leave=leave, noted=dict.fromkeys(noted[world.rank], 0.0))
+        try:
+            assert request.after_step(world) == bool(ends[world.rank])
+        except SystemExit:
+            return "left"
+        return request.words
+
+    assert run_threads(thread_worlds((3,)), run) == ends
 
 
+@pytest.mark.parametrize("reaches_all", [True, False])
+def test_sigterm_stops_all_ranks_if_it_reaches_all_or_those_left_cannot_go_on(
+    monkeypatch, reaches_all
+) -> None:
+    noted: list[dict[int, float]] = [{signal.SIGTERM: 0.0}, {}]
+
+    class Clock(SetClock):
+        def sleep(self, seconds: float) -> None:
+            if reaches_all:
+                noted[1].setdefault(signal.SIGTERM, 0.0)
+
+    monkeypatch.setattr(stop, "time", Clock())
+
+    def run(world: World) -> str:
+        def leave(asked: list[bool]) -> bool:
+            assert asked == [True, reaches_all]
+            return False
+
+        request = StopRequest(leave=leave, noted=noted[world.rank])
+        assert request.agreed(world)
+        return request.words
+
+    assert run_threads(thread_worlds((2,)), run) == ["SIGTERM"] * 2
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 @pytest.mark.parametrize("is_between", [False, True])
-def test_a_signal_before_a_rank_was_lost_stops_those_that_go_on(is_between) -> None:
+def test_a_signal_before_a_rank_was_lost_stops_those_that_go_on(is_between, name) -> None:
     noted: dict[int, float] = {}
-    before = signal.getsignal(signal.SIGUSR1)
+    number = signal.Signals[name]
+    before = signal.getsignal(number)
     with noting_between(noted):
         with contextlib.suppress(WorldError), StopRequest(noted=noted):
             if not is_between:
-                os.kill(os.getpid(), signal.SIGUSR1)
+                os.kill(os.getpid(), number)
             raise WorldError("a peer is gone")
         if is_between:
-            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), number)
         with StopRequest(noted=noted) as request:
             assert request.agreed(single_world())
-            assert request.words == "SIGUSR1"
-    assert signal.getsignal(signal.SIGUSR1) == before
+            assert request.words == name
+    assert signal.getsignal(number) == before
 
 
 def test_a_signal_that_came_while_the_program_was_imported_is_noted() -> None:
@@ -89,7 +134,7 @@ def test_ctrl_c_is_noted_once_there_is_something_to_save(capfd: pytest.CaptureFi
     with StopRequest() as request:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        request.train(speaks=True)
+        request.train()
         with contextlib.suppress(KeyboardInterrupt):  # else it would end all tests
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
@@ -105,7 +150,7 @@ def test_ctrl_c_stays_ignored_in_the_background_of_a_shell() -> None:
         "import signal; from tonari.trainer.watch.stop import StopRequest\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "with StopRequest() as request:\n"
-        "    request.train(speaks=True)\n"
+        "    request.train()\n"
         "    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN\n"
     )
     subprocess.run([sys.executable, "-c", program], timeout=120, check=True)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -59,15 +58,13 @@ class History:
         return Curve(name, points, band if is_wide else ())
 
     def spikes(self) -> list[Spike]:
-        """Find steps whose loss rose far above that of those around; a first fall is no rise."""
+        """Find steps whose loss rose far above that of those around."""
         before, found = 0, []
         for line in self.of("step"):
             loss = line.get("most", line.get("loss"))
             steps, before = range(before + 1, line["step"] + 1), line["step"]
             found.append(Logged(line["epoch"], steps, math.inf if loss is None else loss))
-        best = accumulate((one.loss for one in found), min, initial=math.inf)
-        rose = {one.steps for one, least in zip(found, best, strict=False) if one.loss > least}
-        return [one for one in find_spikes(found, times=SPIKE) if one.logged.steps in rose]
+        return find_spikes(found, times=SPIKE)[0]
 
     def _take(self, kind: str, line: dict[str, Any]) -> None:
         lines, waiting = self._lines[kind], self._waiting[kind]

@@ -4,7 +4,6 @@ import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from dataio.base.errors import install_command
@@ -130,12 +129,7 @@ class Telemetry:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._provider.shutdown(timeout_millis=SHUTDOWN_MS)
 
     def write(self, line: Line) -> None:

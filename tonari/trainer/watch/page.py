@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 
 from typing_extensions import Self
 
@@ -188,12 +187,7 @@ class RunPage:
         self._history = read_history(self._directory / self._noted.record.metrics)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._draw(self._noted.record.starts[-1].how)
 
     def write(self, line: Line) -> None:

@@ -1,7 +1,6 @@
 """A trace of some steps by torch's profiler, for a trace viewer such as Perfetto."""
 
 from pathlib import Path
-from types import TracebackType
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -34,12 +33,7 @@ class StepTrace:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._running:
             self._stop()
 

@@ -45,22 +45,28 @@ class Spike:
         return self.logged.loss - self.usual
 
 
-def find_spikes(lines: Sequence[Logged], *, times: float) -> list[Spike]:
+def find_spikes(lines: Sequence[Logged], *, times: float) -> tuple[list[Spike], list[Spike]]:
     """Find the lines whose loss is far above those around.
 
     Args:
         lines: In their order.
         times: How far above their median, in their spread: the median distance from it, times
             1.4826, which is the standard deviation of normal ones.
+
+    Returns:
+        The spikes, and apart from them those of the start of training, which is before the first
+        line that is no higher than the median around it: its loss is high as it is yet to fall.
     """
-    found = []
+    found: tuple[list[Spike], list[Spike]] = ([], [])
+    is_start = True
     for number, line in enumerate(lines):
         around = lines[max(number - NEAR, 0) : number + NEAR + 1]
         losses = [one.loss for one in around if math.isfinite(one.loss)]
         usual = statistics.median(losses) if losses else math.inf
         spread = 1.4826 * statistics.median(abs(loss - usual) for loss in losses) if losses else 0
+        is_start = is_start and line.loss > usual
         if not math.isfinite(line.loss) or line.loss > usual + times * max(
             spread, LEAST_SPREAD * abs(usual)
         ):
-            found.append(Spike(line, usual))
+            found[is_start and math.isfinite(line.loss)].append(Spike(line, usual))
     return found

@@ -5,13 +5,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from types import FrameType, TracebackType
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
 
 import numpy as np
 from typing_extensions import Self
 
 from dataio.world import World
+from dataio.world.launchers import mpi_claim, torchrun_claim
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What launchers send, and what Slurm can send ahead of the time limit (--signal=USR1@300)."""
@@ -25,8 +27,11 @@ ASK_S = 1.0
 MOST_STEPS = 100
 """Between two questions: steps may become slower all at once."""
 
+STAGED = "when all rows are staged, which the next start finds"
+
 AGAIN_S = 2.0
-"""A launcher and its group may both pass on a signal: within this time it is the same one."""
+"""A launcher and its group may both pass on a signal: within this time it is the same one. And one
+that is meant for all ranks has reached all of them."""
 
 
 class StopRequest:
@@ -36,19 +41,24 @@ class StopRequest:
     nothing would be saved, and it interrupts as ever.
 
     Args:
-        ends_with_node: Whether SIGTERM ends the process where an error closes it: a launcher that
-            lost another rank of the node ends this one too.
+        leave: Called on all ranks with those that SIGTERM reached, where it did not reach all: ends
+            them, and says whether the others go on. None: SIGTERM stops all ranks, whichever it
+            reached.
         noted: Signals that came before, to which those that come are added; None: there are none.
     """
 
     def __init__(
-        self, *, ends_with_node: bool = False, noted: dict[int, float] | None = None
+        self,
+        *,
+        leave: Callable[[list[bool]], bool] | None = None,
+        noted: dict[int, float] | None = None,
     ) -> None:
-        self._ends_with_node = ends_with_node
+        self._leave = leave
         self._asked = 0
         self._noted = {} if noted is None else noted
         self._earlier: dict[int, object] = {}
-        self._speaks = False
+        claim = mpi_claim(os.environ) or torchrun_claim(os.environ)
+        self._speaks, self._trains = claim is None or not claim.rank, False
         self._steps = 0
         self._due = 1
         self._since = time.monotonic()
@@ -61,24 +71,13 @@ class StopRequest:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, earlier in self._earlier.items():
             signal.signal(number, earlier)  # type: ignore[arg-type]
-        if self._ends_with_node and error is not None and signal.SIGTERM in self._noted:
-            os.kill(os.getpid(), signal.SIGTERM)
 
-    def train(self, *, speaks: bool) -> None:
-        """From now on a checkpoint may be written: note Ctrl-C too.
-
-        Args:
-            speaks: Whether this rank says on standard error that it was noted.
-        """
-        self._speaks = speaks
+    def train(self) -> None:
+        """From now on a checkpoint may be written: note Ctrl-C too."""
+        self._trains = True
         # Ignored where a shell runs this in its background
         if self._earlier and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self._earlier[signal.SIGINT] = signal.signal(signal.SIGINT, self._note)
@@ -109,34 +108,44 @@ class StopRequest:
         return stops
 
     def _ask(self, world: World, *, pace_s: float) -> tuple[bool, float]:
-        asked = np.array([max(self._noted, default=0), pace_s])
-        number, slowest_s = world.allreduce(asked, op="max", doing="looking for a signal to stop")
-        self._asked = int(number)
+        noted = {*self._noted}
+        others, ends = noted - {signal.SIGTERM}, signal.SIGTERM in noted
+        asked = np.array([max(others, default=0), pace_s, ends, not ends])
+        number, slowest_s, any_ends, any_stays = world.allreduce(
+            asked, op="max", doing="looking for a signal to stop"
+        )
+        if self._leave is not None and any_ends and any_stays and not number:
+            time.sleep(AGAIN_S)
+            found = b"asked" if signal.SIGTERM in self._noted else b""
+            said = world.allgather(found, doing="looking for whom SIGTERM reached")
+            any_ends = not self._leave([*map(bool, said)])
+        self._asked = int(max(number, signal.SIGTERM * any_ends))
         return self._asked > 0, float(slowest_s)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if number == signal.SIGINT and self._speaks and number not in self._noted:
-            words = "tonari: stops after this step, with a checkpoint; Ctrl-C again ends it at once"
+        if self._speaks and number not in self._noted:
+            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            when = "after this step, with a checkpoint" if self._trains else STAGED
+            words = f"tonari: stops {when}; {name} again ends it at once"
             os.write(2, f"\n{words}\n".encode())
-        if number in self._noted and now - self._noted[number] > AGAIN_S:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        self._noted.setdefault(number, now)
+        _note(self._noted, number)
+
+
+def _note(noted: dict[int, float], number: int, frame: FrameType | None = None) -> None:
+    now = time.monotonic()
+    if number in noted and now - noted[number] > AGAIN_S:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    noted.setdefault(number, now)
 
 
 @contextlib.contextmanager
 def noting_between(noted: dict[int, float]) -> Iterator[None]:
     """Note within, also while no `StopRequest` is open, the signals that ask for a checkpoint."""
-    numbers = (signal.SIGUSR1, signal.SIGUSR2)
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        noted.setdefault(number, time.monotonic())
-
-    earlier = {number: signal.signal(number, note) for number in numbers}
+    earlier = {number: signal.signal(number, partial(_note, noted)) for number in SIGNALS}
     try:
         yield
     finally:

@@ -4,7 +4,7 @@ import logging
 import os
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from typing_extensions import Self
@@ -68,12 +68,7 @@ class Tracker:
         self._noted.write()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._try(lambda: self._end(failed=kind is not None))
 
     def write(self, line: Line) -> None:
