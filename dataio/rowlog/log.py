@@ -16,7 +16,6 @@ from xxhash import xxh3_64_intdigest
 from dataio.base.errors import StateError
 from dataio.plan.epoch import EpochPlan, SamplingGroups
 from dataio.plan.exclusion import Exclusion
-from dataio.plan.policies import Selection
 from dataio.plan.segment import Position
 from dataio.rowlog.attempts import Setup
 from dataio.rowlog.files import (
@@ -71,8 +70,9 @@ class RowLog:
         self._file = self._steps = -1
         self._leads = world.rank == 0
         self._noted: tuple[int, int] | None = None
-        # Lines that could not be written yet
+        # Lines, and selections of attempts, that could not be written yet
         self._pending: list[dict[str, object]] = []
+        self._selections: deque[tuple[Path, int, bytes]] = deque()
         self._has_begun = self._has_warned = False
         # One thread brings files to the disk; ours alone hands them over and asks how it went
         self._flusher = ThreadPoolExecutor(1, "tonari-rows")
@@ -110,7 +110,10 @@ class RowLog:
         world = self._world
         leads = (world.rank if len(sampling.sizes) == 1 else world.local_rank) == 0
         if self._setup.importance and leads:
-            self._try(lambda: self._add_selection(number, plan.selection, sampling))
+            path = self._directory / f"node-{sampling.mine}.bin"
+            data = pack_selection(plan.selection, sampling.num_rows)
+            self._selections.append((path, number, data))
+            self._try(self._add_selections)
         if world.rank:
             return
         width = np.array(sampling.replicas, np.int64)
@@ -129,9 +132,9 @@ class RowLog:
                 write_once(self._directory / f"excluded-{exclusion.name}.bin", exclusion.bits)
             self._append()
             self._flush(self._file)
-            self._note(position.running.steps)
 
         self._end(self._noted)
+        self._noted = (number, position.running.steps)
         self._pending.append(line)
         self._try(write)
 
@@ -193,8 +196,22 @@ class RowLog:
         self._try(write)
         self.progress(steps.stop)
 
+    def flush(self) -> None:
+        """Bring all to the disk, so that what is saved next is known whole after a power cut."""
+
+        def write() -> None:
+            self._add_selections()
+            if self._pending:
+                self._append()
+                self._flush(self._file)
+            self._check_flushes(most=0)
+
+        self._try(write)
+
     def close(self) -> None:
         """Let go of the files. Idempotent."""
+        self._try(self._add_selections)
+        self._selections.clear()
         self._flusher.shutdown()
         self._try(lambda: self._check_flushes(most=0))
         for descriptor in (self._file, self._steps):
@@ -220,6 +237,7 @@ class RowLog:
                 self._pending.append({"log": name})
             if not any("attempt" in line for line in lines):
                 os.pwrite(self._steps, pack_place(name, *NOTHING), 0)
+                os.fsync(self._steps)  # after a power cut an old step is there, but no zeros
             numbers = [int(line["attempt"]) for line in lines if "attempt" in line]
             self._end(read_place(path / STEPS, name))
             self._pending.append({"setup": self._setup.to_json()})
@@ -240,8 +258,8 @@ class RowLog:
     def _warn(self, error: OSError) -> None:
         if not self._has_warned:
             log.warning(
-                "[rank %d] %s: the log of rows cannot be written (%s); it is tried again as "
-                "each epoch begins, and has a gap unless that helps: free some space",
+                "[rank %d] %s: the log of rows cannot be written (%s); it is tried again with "
+                "each epoch and save, and has a gap unless that helps: free some space",
                 self._world.rank, self._directory, error,
             )  # fmt: skip
         self._has_warned = True
@@ -260,38 +278,42 @@ class RowLog:
             self._flushes.popleft().result()
 
     def _append(self) -> None:
-        """Write the lines that wait, each whole or to be written again."""
+        """Write the lines that wait, each whole or to be written again; then how far they came."""
         while self._pending:
             # After what a full disk has cut off, the line stands alone
             write_line(self._file, self._pending[0], is_apart=self._has_warned)
             del self._pending[0]
+        if self._noted is not None:
+            os.pwrite(self._steps, pack_place(self.name, *self._noted), 0)
 
     def _note(self, step: int) -> None:
         self._noted = (self._next - 1, step)
         if not self._pending:  # else its attempt would have no line
-            os.pwrite(self._steps, pack_place(self.name, *self._noted), 0)
+            self._append()
 
     def _end(self, place: tuple[int, int] | None) -> None:
         """Note how far the attempt before this one came."""
         if place is not None:
             self._pending.append({"ended": place[0], "step": place[1]})
 
-    def _add_selection(self, number: int, selection: Selection, sampling: SamplingGroups) -> None:
-        data = pack_selection(selection, sampling.num_rows)
-        path = self._directory / f"node-{sampling.mine}.bin"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            # Over what a kill left half written, or whole and without its attempt's line
-            known = (stop for attempt, *_, stop in heads(descriptor) if attempt < number)
-            end = max(known, default=0)
-            os.ftruncate(descriptor, end)
-            whole = HEAD.pack(MAGIC, number, len(data), xxh3_64_intdigest(data)) + data
-            done = 0
-            while done < len(whole):
-                done += os.pwrite(descriptor, memoryview(whole)[done:], end + done)
-            self._flush(descriptor)
-        finally:
-            os.close(descriptor)
+    def _add_selections(self) -> None:
+        """Write the selections that wait, each whole or to be written again."""
+        while self._selections:
+            path, number, data = self._selections[0]
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                # Over what a kill left half written, or whole and without its attempt's line
+                known = (stop for attempt, *_, stop in heads(descriptor) if attempt < number)
+                end = max(known, default=0)
+                os.ftruncate(descriptor, end)
+                whole = HEAD.pack(MAGIC, number, len(data), xxh3_64_intdigest(data)) + data
+                done = 0
+                while done < len(whole):
+                    done += os.pwrite(descriptor, memoryview(whole)[done:], end + done)
+                self._flush(descriptor)
+            finally:
+                os.close(descriptor)
+            self._selections.popleft()
 
 
 def _fsync(descriptor: int) -> None:

@@ -16,16 +16,11 @@ from dataio.plan.exclusion import Exclusion, exclude_ids
 from dataio.plan.policies import Selection
 from dataio.plan.segment import Position
 from dataio.rowlog.attempts import Attempt, Setup
-from dataio.rowlog.files import (
-    LOG,
-    STEPS,
-    damaged,
-    heads,
-    read_lines,
-    read_once,
-    read_place,
-)
+from dataio.rowlog.files import LOG, STEPS, damaged, heads, read_lines, read_once, read_place
 from dataio.rowlog.packed import unpack_selection
+
+ROWS = "rows"
+"""The log's name beside a run's checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,7 @@ class RowLogRead:
         finally:
             os.close(descriptor)
         raise damaged(
-            path, f"what epoch {attempt.epoch} hid (attempt {attempt.number}) is not there whole"
+            path, f"what epoch {attempt.epoch} hid is not there whole; the disk may have been full"
         )
 
     def exclusion(self, name: str, num_samples: int) -> Exclusion:
@@ -83,6 +78,30 @@ class RowLogRead:
     def costs(self, name: str) -> NDArray[np.uint8] | None:
         """Read what rows cost; None: alike."""
         return read_once(self.directory / f"costs-{name}.bin") if name else None
+
+
+def find_log(run: str | os.PathLike[str], *, log: str | os.PathLike[str] | None) -> RowLogRead:
+    """Read the log that belongs to a run.
+
+    Args:
+        run: A run's directory, its log, a checkpoint, or what `Loader.save` wrote.
+        log: The log's directory, where it is elsewhere than beside these.
+
+    Raises:
+        StateError: If there is none, or it is damaged.
+    """
+    path = Path(run)
+    if log is not None:
+        return read_log(Path(log))
+    near = [path, path / ROWS, *(parent / ROWS for parent in path.absolute().parents[:3])]
+    for place in near:
+        if (place / LOG).exists():
+            return read_log(place)
+    raise StateError(
+        f"{path}: found no log of rows, expected the directory of a run of `tonari train`, a "
+        "checkpoint in it, what Reports(rows=DIRECTORY) was given, or with log= what loader.save "
+        "wrote; give one of these"
+    )
 
 
 def read_log(directory: Path) -> RowLogRead:

@@ -59,12 +59,14 @@ class RunIdentity:
         num_samples: Of the dataset.
         shuffle: Which node holds which row.
         shards: Digest of the shards that hold them, of a dataset that grows; "" of others.
+        fingerprint: Of the files of a dataset that does not grow. Others may hold the same samples.
     """
 
     seed: int
     num_samples: int
     shuffle: Shuffle
     shards: str = ""
+    fingerprint: str = ""
 
     def to_json(self) -> dict[str, object]:
         """For `state_dict`."""
@@ -92,6 +94,8 @@ class RunIdentity:
             rows: Its place in the log of rows; None: there is none.
         """
         known: dict[str, object] = {} if num_hidden is None else {"hidden": num_hidden}
+        if self.fingerprint:
+            known["fingerprint"] = self.fingerprint
         if rows is not None:
             known["rows"] = list(rows)
         return sign({**self.to_json(), **position.to_json(), **known})
@@ -114,6 +118,18 @@ class RunIdentity:
         position = Position.from_json(state)
         same = self._has_same_steps(position.running, layout, batch_size)
         return position.resumed(layout.replicas, batch_size, excluded=excluded, same_steps=same)
+
+    def warn_of_other_files(self, state: Mapping[str, object]) -> None:
+        """Log it where the dataset's files are not those of a saved state."""
+        before = state.get("fingerprint", self.fingerprint)
+        if before != self.fingerprint:
+            log.warning(
+                "[rank 0] checkpoint: the dataset's files had the fingerprint %s when it was "
+                "written, and have %s now; that is right if they were only copied, or a shard is "
+                "excluded that is missing; if samples were changed or put elsewhere among them, "
+                "begin anew, as places and scores are those of other samples",
+                before, self.fingerprint,
+            )  # fmt: skip
 
     def _has_same_steps(self, old: Segment, layout: Layout, batch_size: int) -> bool:
         """Whether every step trains what it would have under the saved layout, dealt otherwise."""

@@ -250,9 +250,13 @@ def _remove(directory: Path) -> None:
     """Remove a directory of ours, its marker last. Somebody else may be removing it too."""
     with contextlib.suppress(FileNotFoundError):
         known_by = [directory / REPLACED, directory / MARKER]
-        for entry in [*(each for each in directory.iterdir() if each not in known_by), *known_by]:
+        for entry in [each for each in directory.iterdir() if each not in known_by]:
             if entry.is_dir():
                 _remove(entry)
             else:
                 entry.unlink(missing_ok=True)
+        # After a power cut nobody would know what is left without its marker for ours.
+        sync_directory(directory)
+        for entry in known_by:
+            entry.unlink(missing_ok=True)
         directory.rmdir()

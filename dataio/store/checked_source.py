@@ -2,17 +2,20 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import FieldError, SourceError
-from dataio.rows.fields import Field, Text, row_schema
+from dataio.rows.fields import Array, Field, Text, row_schema
 from dataio.rows.image import Image, Mask
 from dataio.rows.refused import Lenient, is_replaced, with_refused
-from dataio.rows.rows import Rows, lost_rows, row_offsets
+from dataio.rows.rows import Rows, lost_rows, make_rows, row_offsets
 from dataio.rows.whole import Check, find_suspects
-from dataio.source.base import Source, place_of
+from dataio.source.base import ReadsTiles, Source, place_of
+from dataio.source.storage.retry import GaveUpError
 from dataio.source.wrap.transformed import TransformedSource
 
 MOST_NAMED = 20
@@ -34,24 +37,27 @@ def no_rows(sample_id: NDArray[np.int64]) -> NDArray[np.bool_]:
 class CheckedSource:
     """A `Source` that marks the pictures of which a part is missing, see `with_refused`.
 
-    Excluded samples that the source does not give are lost, see `lost_rows`, and no error. Reader
-    threads note what they find; whoever delivers rows raises it.
+    Samples that the source does not give are lost, see `lost_rows`, and no error where they are
+    excluded, or skipped and alone damaged. Reader threads note what they find; whoever delivers
+    rows raises it.
 
     Args:
         source: What is read.
         check: See `Staging`.
         skips: Whether a sample that fails is no error, but keeps a row that is padding.
         are_excluded: Says which samples no epoch shows.
+        verifies: Whether rows are checked as they are trained, so that a lost one is found.
 
     Attributes:
         refused: Samples whose pictures failed, and what is wrong with each.
     """
 
     def __init__(
-        self, source: Source, *, check: Check, skips: bool, are_excluded: AreExcluded
-    ) -> None:
+        self, source: Source, *, check: Check, skips: bool, are_excluded: AreExcluded,
+        verifies: bool,
+    ) -> None:  # fmt: skip
         self._source, self._check, self._skips = source, check, skips
-        self._are_excluded = are_excluded
+        self._are_excluded, self._loses = are_excluded, skips and verifies
         self.refused: list[tuple[int, str]] = []
         self.name, self.made_as = source.name, source.made_as
         self.num_samples, self.total_bytes = source.num_samples, source.total_bytes
@@ -66,28 +72,47 @@ class CheckedSource:
         asked = dict(fields)
         if self._skips:
             asked |= {n: Lenient(field) for n, field in fields.items() if is_replaced(field)}
+        read = self._source.read
         if self._skips and isinstance(self._source, TransformedSource):
-            blocks = self._source.read(sample_ids, asked, skips=True)
-        else:
-            blocks = self._source.read(sample_ids, asked)
+            read = partial(self._source.read, skips=True)
+        tiled = {n: f for n, f in fields.items() if isinstance(f, Array) and f.tiles is not None}
+        if tiled and not isinstance(self._source, ReadsTiles):
+            asked |= {name: replace(field, tiles=None) for name, field in tiled.items()}
+            read = partial(_read_tiles, read, tiled)
         pictures = {name: kind for name, kind in fields.items() if isinstance(kind, Image | Mask)}
-        done = 0
-        try:
-            for rows in blocks:
-                yield self._checked(rows, pictures)
-                done += len(rows)
-            return
-        except (FieldError, SourceError) as error:
-            left = sample_ids[done:]
-            lost = self._are_excluded(left)
-            if not lost.any():
-                raise
-            log.warning("%s; %d excluded samples are passed over", error, lost.sum())
-        for part in np.split(left, np.flatnonzero(np.diff(lost)) + 1):
-            if self._are_excluded(part[:1])[0]:
+        parts = [(sample_ids, False)]
+        while parts:
+            (part, is_lost), done = parts.pop(), 0
+            if is_lost:
                 yield lost_rows(row_schema(fields), part)
-            else:
-                yield from self.read(part, fields)
+                continue
+            try:
+                for rows in read(part, asked):
+                    yield self._checked(rows, pictures)
+                    done += len(rows)
+            except (FieldError, SourceError) as error:
+                left = part[done:]
+                lost = self._lost(left, error)
+                cuts = [0, *(np.flatnonzero(np.diff(lost)) + 1)][::-1]
+                for cut in cuts:
+                    parts.append((left[cut:], bool(lost[cut])))
+                    left = left[:cut]
+
+    def _lost(self, ids: NDArray[np.int64], error: FieldError | SourceError) -> NDArray[np.bool_]:
+        """Choose the samples that are passed over because of an error; raise it where none is."""
+        lost = self._are_excluded(ids)
+        if self._loses and error.about is not None:
+            lost = lost | (ids == error.about.sample_id)
+        if lost.any():
+            log.warning("%s; %d samples are passed over", error, lost.sum())
+            return lost
+        if isinstance(error, FieldError) or isinstance(error.__cause__, GaveUpError):
+            raise error
+        also = "" if error.about is None else ', or with on_error="skip"'
+        raise SourceError(
+            f"{error}; or pass over what cannot be read with exclude= (data.exclude of `tonari "
+            f"train`){also}"
+        ) from error.__cause__
 
     def _checked(self, rows: Rows, pictures: Mapping[str, Image | Mask]) -> Rows:
         refused: dict[int, set[int]] = {}
@@ -150,3 +175,23 @@ class CheckedSource:
         except Exception:  # a source of somebody else's that has none raises what it likes
             return ""
         return f", key {rows.variable[0].tobytes().decode(errors='replace')!r}"
+
+
+def _read_tiles(
+    read: Callable[[NDArray[np.int64], Mapping[str, Field]], Iterator[Rows]],
+    tiled: Mapping[str, Array],
+    sample_ids: NDArray[np.int64],
+    asked: Mapping[str, Field],
+) -> Iterator[Rows]:
+    """Read whole samples, and keep of each tiled field this rank's part."""
+    schema = row_schema({**asked, **tiled})
+    for rows in read(sample_ids, asked):
+        fixed = [*rows.fixed]
+        for i, column in enumerate(rows.schema.fixed):
+            if (field := tiled.get(column.name)) is not None and field.tiles is not None:
+                # [rows, ...]: whole samples
+                whole = np.ascontiguousarray(fixed[i]).view(column.dtype)
+                whole = whole.reshape(len(rows), *column.shape)
+                part = np.ascontiguousarray(whole[(slice(None), *field.tiles.box(field.shape))])
+                fixed[i] = part.view(np.uint8).reshape(len(rows), -1)
+        yield make_rows(schema, rows.sample_id, fixed, rows.lengths, rows.variable)

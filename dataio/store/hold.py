@@ -120,12 +120,14 @@ class Hold:
         if self.shared:
             raise self.busy(f"holds {found['fingerprint']}, not this dataset, and is in use")
         if holds_rows():
+            is_changed = found["fingerprint"] != identity.fingerprint
+            what = "its files have changed" if is_changed else "other fields of it are read"
             raise OtherDatasetError(
                 f"{self._directory}: the cache holds {found['source']} with fingerprint "
-                f"{found['fingerprint']}, but {identity.source} now has "
-                f"{identity.fingerprint} or other fields; remove the directory to stage the "
-                f"changed dataset (`tonari cache prune --stale {self._directory.parents[1]}` does "
-                f"it for all such), or give another cache directory"
+                f"{found['fingerprint']}, but {identity.source} now has {identity.fingerprint}: "
+                f"{what}; to stage it anew remove the directory on each node, or give another "
+                f"cache directory (cache=..., data.cache.path); if files were lost or damaged "
+                f"bring them back: the cache may be their last copy (`tonari cache export`)"
             )
         return True
 

@@ -100,9 +100,8 @@ class PoolMoves:
             exchange = self._placements.shuffle.begin(context)
             if exchange is not None:
                 exchange.finish(pool.scores)
-        first_epoch, before = position.running.first_epoch, pool.staging_bytes
+        first_epoch = position.running.first_epoch
         pool.ensure(self._placements.of(position.epoch + 1, first_epoch=first_epoch))
-        pool.warn_of_source(pool.staging_bytes - before)
 
     def abandon(self) -> None:
         """Complete the exchange under way, if any, to no effect. Collective while one runs."""

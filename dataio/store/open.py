@@ -66,7 +66,8 @@ def open_cache(rows: NodeRows) -> tuple[Cache, Budget | None]:
     The first choice of a directory follows from the source and its fields. Where a job holds it
     that shares nothing, the choice is the first free one of ``NAME.1``, ``NAME.2``, ...: these
     stay, for later jobs. Where a job stages what this one needs too, and will share it, this one
-    waits for as long as that job gets on.
+    waits for as long as that job gets on. Meanwhile it lets go of its other nodes now and then:
+    each of two jobs that begin together may have some.
 
     Returns:
         The cache, not loaded yet, and what it may hold under the quota, if there is one.
@@ -87,6 +88,11 @@ def open_cache(rows: NodeRows) -> tuple[Cache, Budget | None]:
         # Ranks that wait meet now and then: none takes another for lost.
         if all(everyone[ranks[0]] for ranks in world.topology.ranks_of_node):
             break
+        if cache is not None and not cache.hold.shared:
+            # Another job may wait for it, and hold what this job waits for.
+            cache.close()
+            cache = None
+            time.sleep(2 * POLL_S)
     if cache is None:
         cache = wanted.cache_in(Path(os.fsdecode(everyone[leader][1:])))
         cache.hold.follow(shared=everyone[leader][:1] == b"r")
@@ -108,7 +114,7 @@ def _wanted(rows: NodeRows) -> "_Wanted":
     # Two functions, or two orders of classes, make different rows of one source.
     if isinstance(source, TransformedSource | ImageFolderSource) and source.variant:
         identity += f"|{source.variant}"
-    name = xxhash.xxh3_64_hexdigest(identity.encode())[:12]
+    name = xxhash.xxh3_64_hexdigest(identity.encode(errors="surrogatepass"))[:12]
     prefixes = frozenset(source.prefixes if isinstance(source, GrowingSource) else ())
     num_slots = share.num_slots + share.num_copied
     num_arrivals = 2 * share.num_leaving * world.local_size * (2 if share.num_copied else 1)

@@ -49,7 +49,7 @@ class Pool:
         self.source = source
         self.checked_source = CheckedSource(
             source, check=arguments.staging.check, skips=arguments.on_error == "skip",
-            are_excluded=are_excluded,
+            are_excluded=are_excluded, verifies=arguments.cache.verify != "never",
         )  # fmt: skip
         self.fields = fields
         self.world = world
@@ -190,11 +190,6 @@ class Pool:
         Collective with a quota; without one the answer is known.
         """
         return self._exchanges if self._quota is None else self._quota.agree_to_move()
-
-    def warn_of_source(self, num_bytes: int) -> None:
-        """Log, once, what the ranks read where a quota left no room for an exchange. Collective."""
-        if self._quota is not None:
-            self._quota.warn_of_source(num_bytes)
 
     @property
     def sample_ids(self) -> NDArray[np.int64]:

@@ -73,7 +73,7 @@ class QuotaAgreement:
         self._batch_size, self._sample_ids = batch_size, sample_ids
         self.rows_move = num_leaving > 0
         self.halves: tuple[WindowHalf, WindowHalf] | None = None
-        self._has_warned = self._has_warned_of_source = False
+        self._has_warned = False
 
     def agree_to_move(self) -> bool:
         """Decide whether every node has room for an exchange. Collective.
@@ -86,6 +86,8 @@ class QuotaAgreement:
                 cannot.astype(np.int64), op="max", doing="compare rooms for arrivals"
             )
             self.rows_move = not most[0]
+            if not self.rows_move and self._world.num_nodes > 1:
+                self._warn_of_ends()
         return self.rows_move
 
     def agree_on_staged(self, *, overflowed: bool) -> None:
@@ -122,7 +124,6 @@ class QuotaAgreement:
             staged_bytes_per_s: The rate of this rank's staging, if it staged anything.
         """
         cache, world = self._cache, self._world
-        self.agree_to_move()
         self.halves = None
         if cache.log.num_missing and world.local_rank == 0:
             cache.hold.keep_alone()
@@ -131,24 +132,24 @@ class QuotaAgreement:
         if cache.log.num_missing:
             self.halves = halve(*cache.disk.find_windows())
         self._warn(staged_bytes_per_s)
+        self.agree_to_move()
 
-    def warn_of_source(self, num_bytes: int) -> None:
-        """Log on rank 0, once, what an epoch's end reads where no exchange has room. Collective.
-
-        Args:
-            num_bytes: That this rank has read from the source.
-        """
-        if self._has_warned_of_source:
-            return
-        read = int(self._world.allreduce(np.array([num_bytes]), op="sum", doing="add up bytes")[0])
-        self._has_warned_of_source = read > 0
-        if read and not self._world.rank:
-            room = 2 * self._num_leaving * self._world.local_size * self._row_bytes()
+    def _warn_of_ends(self) -> None:
+        """Log on rank 0 what ends of epochs read, as no exchange has room. Collective."""
+        world, rows, row_bytes = self._world, self._num_leaving, self._row_bytes()
+        every, read = np.arange(self._source.num_samples), rows * row_bytes
+        if self._source.made_as == CHUNKED:
+            read = together(
+                world, lambda: count_read(self._source, self._fields, every, rows),
+                doing="see what ends of epochs read",
+            )  # fmt: skip
+        read = world.allreduce(np.array([read]), op="sum", doing="add up bytes")[0]
+        if not world.rank:
             log.warning(
                 "[rank 0] quota: a node has no room for rows that arrive beside those that stay, "
-                "so that none are exchanged: the end of an epoch read %s from the source; an "
-                "exchange takes up to %s more on each node, or fewer rows to exchange",
-                format_bytes(read), format_bytes(int(room)),
+                "so that none are exchanged: the end of an epoch reads up to %s more from the "
+                "source; rows are exchanged under a quota that holds all of them",
+                format_bytes(int(read)),
             )  # fmt: skip
 
     def _row_bytes(self) -> float:

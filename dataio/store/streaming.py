@@ -25,6 +25,8 @@ from dataio.store.files.manifest import Entries, join_entries
 FIRST_WINDOW_BYTES = 32 << 20
 """The first window of an epoch is short, so that its first batch comes soon; the next double."""
 
+LOOK_S = 0.2
+"""For which a look for the next window waits."""
 FILL = 0.9
 """Of a window's heap, what is planned for: the rows' sizes are only guessed."""
 
@@ -161,13 +163,15 @@ class Streaming:
             self._free.release(window.num_halves)
 
     def _await(self) -> Window | None:
-        started = time.perf_counter()
+        started, num_looks = time.perf_counter(), 0
         try:
             while not self._stopped.is_set():
                 try:
-                    found = self._ready.get(timeout=0.2)
+                    found = self._ready.get(timeout=LOOK_S)
                 except queue.Empty:
-                    if time.perf_counter() - started > self._timeout_s:
+                    # Not seconds: a process that was stopped takes no source for slow.
+                    num_looks += 1
+                    if num_looks * LOOK_S >= self._timeout_s:
                         raise self._stalled() from None
                     continue
                 if isinstance(found, BaseException):

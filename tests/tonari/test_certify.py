@@ -220,7 +220,7 @@ TAMPERINGS: dict[str, tuple[str, Callable[[Root], object], str]] = {
     "how far the run came, forged": ("signed", come_less_far, "ends at step .* was saved at step"),
     "no word of how far the run came": ("plain", remove("run/rows/steps"), "steps: .* be read"),
     "what an epoch hid": (
-        "plain", in_file("run/rows/node-0.bin", at=60), r"what epoch \d hid .* is not there whole"
+        "plain", in_file("run/rows/node-0.bin", at=60), r"what epoch \d hid is not there whole"
     ),
     "what an epoch hid, cut off": (
         "plain", in_file("run/rows/node-0.bin", at=60, cut=True), "is not there whole"

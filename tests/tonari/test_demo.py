@@ -1,15 +1,14 @@
 """The demo, small: what it must show whatever the machine's speed."""
 
 import json
-import os
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 
 from dataio import Int, open_source
+from tests.multirank import job_environ, python_command
 from tonari.demo.data import pack_digits
 from tonari.demo.report import paired_difference, report_words, sentence, whole_s
 from tonari.demo.run import CountedBatches
@@ -21,11 +20,11 @@ EPOCHS = 2
 def demo(tmp_path_factory):
     directory = tmp_path_factory.mktemp("demo")
     command = [
-        *(sys.executable, "-m", "tonari", "demo", "--json", "--epochs", str(EPOCHS)),
+        *(*python_command(), "-m", "tonari", "demo", "--json", "--epochs", str(EPOCHS)),
         *("--ranks", "2", "--nodes", "2", "--pfs-bandwidth", "0", "--pfs-latency", "0"),
         *("--workers", "0", "--output", str(directory / "demo.png")),
     ]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("TONARI_")}
+    environment = {k: v for k, v in job_environ().items() if not k.startswith("TONARI_")}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=280, env=environment, check=False
     )

@@ -390,6 +390,7 @@ def train(source: Path, saved: Path, policy: Importance, *, num_epochs: int) -> 
         dataio.Loader(
             str(source), batch_size=32, fields=fields, cache=saved.parent / "cache", world=world,
             importance=policy, workers=dataio.Workers(threads=0),
+            reports=dataio.Reports(rows=saved.parent / "rows"),
         ) as loader,
     ):  # fmt: skip
         for _ in loader.epochs(num_epochs):
@@ -415,6 +416,10 @@ def test_changed_labels_are_the_hardest_rows_of_a_trained_model(tmp_path: Path) 
         assert out.run("--top", str(len(changed)), "--by", by) == 0
         precision = np.isin(ids(out.out), changed).mean()
         assert precision > least, f"{by}: {precision}, by chance {PART}"
+    found = ids(out.out)
+    argv = ["hardest", str(out.saved), "--out", str(out.out), "--top", str(len(found)), "--by", by]
+    assert cli.main(argv) == 0
+    assert ids(out.out) == found, "of the source that the log of rows names"
 
 
 def test_losses_over_epochs_are_drawn_and_listed_where_they_were_kept(

@@ -59,7 +59,7 @@ def test_a_probe_of_other_settings_or_fewer_ranks_is_refused(settings, tmp_path,
     assert "of other settings: [model] differ" in capsys.readouterr().err
     kept.unlink()
     assert main(["plan", str(settings), "--probe", str(kept)]) == 1
-    assert "make one with tonari probe" in capsys.readouterr().err
+    assert "make it with tonari probe" in capsys.readouterr().err
 
 
 TWO_NODES = """

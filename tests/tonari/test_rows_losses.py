@@ -152,7 +152,7 @@ def test_a_spike_of_one_epoch_names_the_rows_that_have_more_than_their_part(tmp_
     of_step = run.at(step=9)["sample_id"].to_pylist()
     losses = {sample: recorded[sample, 0] for sample in of_step}
     usual = min(losses.values())
-    found = find_suspects(run, [Spike(Logged(0, range(9, 10), 9.0), usual)]).to_pylist()
+    found = find_suspects(run, [Spike(Logged(0, range(9, 10), 9.0), usual)], ()).to_pylist()
     rise = {sample: loss - usual for sample, loss in losses.items()}
     more = {sample for sample in of_step if rise[sample] > np.mean([*rise.values()])}
     assert 0 < len(more) < len(of_step)

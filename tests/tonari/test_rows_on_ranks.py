@@ -9,7 +9,6 @@ import pytest
 
 from dataio.base.lines import read_checked_lines
 from dataio.base.seeding import digest
-from tests.forked.python import ForkedPython
 from tests.multirank import launch_command, run_job
 from tests.trainer.digits import write_config
 from tonari import rows
@@ -17,14 +16,12 @@ from tonari import rows
 
 @pytest.mark.thorough
 @pytest.mark.multirank
-def test_rows_are_in_the_order_that_the_ranks_had(
-    tmp_path: Path, forked_python: ForkedPython
-) -> None:
+def test_rows_are_in_the_order_that_the_ranks_had(tmp_path: Path) -> None:
     config, directory = write_config(tmp_path), tmp_path / "run"
     for num_ranks, epochs, *more in ((4, 1, "mesh.pp=2"), (3, 3)):
         ended = run_job(
             [
-                *launch_command("mpiexec", num_ranks, python=forked_python.command),
+                *launch_command("mpiexec", num_ranks),
                 "-m", "tonari", "train", str(config), f"run.directory={directory}",
                 f"run.epochs={epochs}", "importance.kind=random", "importance.fraction=0.25",
                 "data.batch_size=6", "data.image_size=16", "model.image_size=16", *map(str, more),

@@ -57,7 +57,7 @@ MASKS: dict[str, tuple[tuple[str, str], ...]] = {
     "plan": ((r"(of pp:) \d[\d.]* [KM]?B\b", r"\1 N B"),),
     "ablate": ((r"about \d+ (seconds|minutes) left", r"about N \1 left"),),
     "bench_io": (
-        (r"(?m)^\d\d:\d\d:\d\d ", "HH:MM:SS "),
+        (r"(?m)^\d\d:\d\d:\d\d \d+ of ", "HH:MM:SS N of "),
         (r"(?m)^(DIR|node): \S+, .*", r"\1: its path, filesystem and room"),
     ),
 }  # fmt: skip

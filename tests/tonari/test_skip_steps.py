@@ -133,10 +133,10 @@ def test_a_checkpoint_behind_the_steps_is_one_message(ready, seen, capsys) -> No
 
 @pytest.mark.thorough
 @pytest.mark.multirank
-def test_all_ranks_of_a_pipeline_skip_the_same_steps(ready, forked_python) -> None:
+def test_all_ranks_of_a_pipeline_skip_the_same_steps(ready) -> None:
     ended = run_job(
         [
-            *launch_command("mpiexec", 2, python=forked_python.command),
+            *launch_command("mpiexec", 2),
             "-m", "tonari", "train", str(ready / "run.toml"),
             f"run.directory={ready / 'run'}", "run.epochs=2", "mesh.pp=2",
             "importance.kind=kakurenbo", "importance.fraction=0.2", "data.image_size=16",

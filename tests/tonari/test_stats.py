@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
-from tests.forked.python import ForkedPython
 from tests.multirank import launch_command, run_job
 from tonari import cli
 from tonari.errors import CommandError
@@ -56,7 +55,7 @@ def close(found: dict[str, Any], values: np.ndarray) -> bool:
 
 @pytest.mark.multirank
 def test_figures_of_an_array_are_those_of_numpy_on_one_rank_and_two(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], forked_python: ForkedPython
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = write_grid(tmp_path / "a.h5")
     words = [str(tmp_path / "a.h5"), "--axis", "time", "--json"]
@@ -64,7 +63,7 @@ def test_figures_of_an_array_are_those_of_numpy_on_one_rank_and_two(
     found = json.loads(capsys.readouterr().out)
     assert [*found["fields"]] == ["p"], "and not the coordinates"
     assert close(found["fields"]["p"], values.reshape(1, -1))
-    launch = launch_command("mpiexec", 2, python=forked_python.command)
+    launch = launch_command("mpiexec", 2)
     status, said = run_job(
         [*launch, "-m", "tonari", "stats", *words, "--per", "level"], env=None, timeout_s=60
     )

@@ -11,9 +11,9 @@ import dataio
 import importance
 import shuffle
 from dataio.base.seeding import ORDER_VERSION
+from dataio.rowlog.reading import find_log
 from dataio.source.base import ShardedSource
 from tonari.errors import CommandError
-from tonari.rows.find import find_log
 from tonari.rows.run import RunRows
 from tonari.trainer.checkpoint.sums import MANIFEST, check_sums
 

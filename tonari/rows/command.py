@@ -26,7 +26,7 @@ from tonari.rows.spike_words import plain_rows, spike_document, spike_words, sus
 from tonari.rows.spikes import find_suspects, read_losses
 from tonari.terminal import room, show
 from tonari.trainer.config.saved import find_settings
-from tonari.trainer.watch.spikes import find_spikes
+from tonari.trainer.watch.spikes import Spike, find_spikes
 
 SHOWN = 40
 """Rows of a table on the terminal."""
@@ -126,10 +126,12 @@ def main(argv: list[str]) -> int:
     try:
         config = find_settings(options.run)
         run = open_run(options.run, options.source, log=options.log)
-        spikes = None
+        spikes, at_start = None, list[Spike]()
         if options.spikes is not None:
-            spikes = find_spikes(read_losses(options.run), times=options.spikes)
-        table = run.losses(_ask(run, options)) if spikes is None else find_suspects(run, spikes)
+            spikes, at_start = find_spikes(read_losses(options.run), times=options.spikes)
+            table = find_suspects(run, spikes, at_start)
+        else:
+            table = run.losses(_ask(run, options))
         table, why = _named(run, table, asked=bool(options.source))
         documents = {}
         if options.is_of_samples or spikes is not None:
@@ -155,7 +157,7 @@ def main(argv: list[str]) -> int:
         document = _document(run, table) if spikes is None else spike_document(spikes, table)
         print(json_module.dumps(document))
         return 0
-    first = [_summary(run, table)] if spikes is None else spike_words(spikes)
+    first = [_summary(run, table)] if spikes is None else spike_words(spikes, at_start)
     drawn = loss_words(table) if options.is_of_samples else []
     last = [suspect_words(spikes, table)] if spikes is not None else []
     last += [*document_words(documents, all=options.is_of_samples), *drawn]

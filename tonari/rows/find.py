@@ -10,41 +10,14 @@ from dataio.base.seeding import ORDER_VERSION
 from dataio.plan.policies import Local, Shuffle
 from dataio.rowlog.attempts import Course, find_course
 from dataio.rowlog.files import LOG
-from dataio.rowlog.reading import RowLogRead, read_log
+from dataio.rowlog.reading import ROWS, RowLogRead
 from dataio.state.snapshot import STATE, find_snapshot, load_state
 from shuffle import Global, Partial
 from tonari.trainer.checkpoint.directory import whole_checkpoints
 
-ROWS = "rows"
-"""The log's name beside a run's checkpoints."""
-
 SHUFFLES: dict[str, type[Partial] | type[Global] | type[Local]] = {
     "Partial": Partial, "Global": Global, "Local": Local,
 }  # fmt: skip
-
-
-def find_log(run: str | os.PathLike[str], *, log: str | os.PathLike[str] | None) -> RowLogRead:
-    """Read the log that belongs to a run.
-
-    Args:
-        run: A run's directory, its log, a checkpoint, or what `Loader.save` wrote.
-        log: The log's directory, where it is elsewhere than beside these.
-
-    Raises:
-        StateError: If there is none, or it is damaged.
-    """
-    path = Path(run)
-    if log is not None:
-        return read_log(Path(log))
-    near = [path, path / ROWS, *(parent / ROWS for parent in path.absolute().parents[:3])]
-    for place in near:
-        if (place / LOG).exists():
-            return read_log(place)
-    raise StateError(
-        f"{path}: found no log of rows, expected the directory of a run of `tonari train`, a "
-        "checkpoint in it, what Reports(rows=DIRECTORY) was given, or with log= what loader.save "
-        "wrote; give one of these"
-    )
 
 
 def find_run_course(run: str | os.PathLike[str], logged: RowLogRead) -> Course:

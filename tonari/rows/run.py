@@ -17,6 +17,7 @@ from dataio.plan.policies import Shuffle
 from dataio.replaying import replay_batch
 from dataio.rowlog.answers import Answers, State
 from dataio.rowlog.attempts import AttemptSteps, Setup
+from dataio.rowlog.reading import find_log
 from dataio.rowlog.trained import TrainedRows
 from dataio.rows.samples import Batch, BatchTransform, Collate, Transform
 from dataio.source.base import ShardedSource
@@ -25,7 +26,7 @@ from dataio.source.wrap.packed import SequenceSource
 from dataio.source.wrap.transformed import StageTransform
 from tonari.hardest.samples import find_places
 from tonari.rows.dataset import Given, check_ids, find_key, find_shard, open_dataset
-from tonari.rows.find import find_log, find_run_course, find_shuffle
+from tonari.rows.find import find_run_course, find_shuffle
 from tonari.rows.losses import with_losses
 from tonari.rows.table import LISTED, STATES, Columns, make_table, missed_rows, trained_rows
 

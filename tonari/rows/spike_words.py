@@ -8,15 +8,15 @@ import pyarrow as pa
 from tonari.trainer.watch.spikes import Spike
 
 UNEXPLAINED = """
-At least {} of the spikes hold none of these rows. A loss also rises as a run begins, by the
-learning rate, and by chance. A smaller --spikes lists more rows; further epochs, with
-run.log_steps=1 and the column history, tell the rows of a step apart."""
+At least {} of the spikes hold none of these rows. A loss also rises by the learning rate, and by
+chance. A smaller --spikes lists more rows; further epochs, with run.log_steps=1 and the column
+history, tell the rows of a step apart."""
 
 SHOWN = 10
 """Of the steps whose loss rose, the highest ones on the terminal."""
 
 
-def spike_words(spikes: Sequence[Spike]) -> list[str]:
+def spike_words(spikes: Sequence[Spike], at_start: Sequence[Spike]) -> list[str]:
     """Name the steps whose loss rose most, in lines."""
     lines = [
         f"step{'s' * (len(s.logged.steps) > 1)} "
@@ -25,14 +25,18 @@ def spike_words(spikes: Sequence[Spike]) -> list[str]:
         for s in sorted(spikes, key=lambda spike: -spike.excess)[:SHOWN]
     ]
     more = len(spikes) - len(lines)
-    return [*lines, *([f"... {more:,} more: --json has all"] if more else []), ""]
+    lines += [f"... {more:,} more: --json has all"] if more else []
+    if at_start:
+        last = at_start[-1].logged.steps[-1]
+        lines.append(f"not counted: {len(at_start):,} until step {last}, as the loss first fell")
+    return [*lines, ""]
 
 
 def suspect_words(spikes: Sequence[Spike], table: pa.Table) -> str:
     """Sum up what was found."""
     epochs = len({spike.logged.epoch for spike in spikes})
     if not spikes:
-        return "no step's loss rose so far; a smaller --spikes finds more"
+        return "no step's loss rose so far; `tonari hardest` names single samples"
     words = f"{len(spikes):,} spikes in {epochs} epoch{'s' * (epochs != 1)}"
     left = len(spikes) - sum(table["spikes"].to_pylist())
     more = UNEXPLAINED.format(left) if left > len(spikes) / 2 else ""

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +91,7 @@ def _check_whole(path: Path, last_step: int, last_epoch_end: int) -> None:
         )
 
 
-def find_suspects(run: RunRows, spikes: Iterable[Spike]) -> pa.Table:
+def find_suspects(run: RunRows, spikes: Sequence[Spike], at_start: Sequence[Spike]) -> pa.Table:
     """List the rows that were in a spike each time that they were trained, the worst first.
 
     Counted are the epochs that have a spike. With one such epoch all rows of its spikes are listed.
@@ -100,6 +100,7 @@ def find_suspects(run: RunRows, spikes: Iterable[Spike]) -> pa.Table:
     Args:
         run: Whose rows.
         spikes: Some at least.
+        at_start: Spikes that speak neither against a row nor for it.
 
     Returns:
         Columns of `SCHEMA`.
@@ -107,11 +108,10 @@ def find_suspects(run: RunRows, spikes: Iterable[Spike]) -> pa.Table:
     Raises:
         ValueError: If the log of rows has no such step.
     """
-    found = [*spikes]
-    epochs = pa.array({spike.logged.epoch for spike in found}, pa.int64())
+    epochs = pa.array({spike.logged.epoch for spike in spikes}, pa.int64())
     hits, excess = Counter[int](), defaultdict[int, float](float)
     shares: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    for spike, rows in zip(found, _rows_of(run, found), strict=True):
+    for spike, rows in zip(spikes, _rows_of(run, spikes), strict=True):
         samples = rows["sample_id"].to_pylist()
         for sample in samples:
             hits[sample] += 1
@@ -131,6 +131,9 @@ def find_suspects(run: RunRows, spikes: Iterable[Spike]) -> pa.Table:
             pc.is_in(table["epoch"], epochs),
         )
         trained.update(table.filter(is_one)["sample_id"].to_pylist())
+        known = epochs.to_pylist()
+        for rows in _rows_of(run, [spike for spike in at_start if spike.logged.epoch in known]):
+            trained.subtract(rows["sample_id"].to_pylist())
     listed = [
         (
             sample, hits[sample], trained[sample], excess[sample] / hits[sample],

@@ -7,7 +7,7 @@ that were asked for ahead may be gone again when they are touched.
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from itertools import pairwise
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dataio.base.errors import CacheError, StallError
 from dataio.base.filesystem import named
+from dataio.rows.patch import Patches
 from dataio.rows.rows import FixedColumn
 from dataio.store.files.reader import ColumnFile, Located, RowReader
 from dataio.store.files.store import HeapFile, check_length, open_at_random
@@ -128,20 +129,27 @@ class Fetcher:
         self._guard = threading.Lock()
 
     def fetch(
-        self, located: Located, small: Mapping[str, NDArray[np.generic]] | None = None
+        self,
+        located: Located,
+        small: Mapping[str, NDArray[np.generic]] | None = None,
+        cuts: Mapping[str, Patches] | None = None,
     ) -> Fetch:
         """Begin to read rows; returns at once.
 
         Args:
             located: Of one dimension.
             small: Fixed fields of these rows that are in memory already: dtype[num_rows, *shape].
+            cuts: Fixed fields of which patches are read, and nothing else.
         """
         schema, directory = self._reader.schema, self._reader.directory
         num_rows = len(located.position)
         tasks = _Tasks()
         columns: list[ColumnFile] = []
-        for file in self._reader.fixed:
+        for number, file in enumerate(self._reader.fixed):
             known = (small or {}).get(file.column.name)
+            if cuts and (part := cuts.get(file.column.name)):
+                columns.append(self._patches(number, located.position, part, tasks))
+                continue
             if known is not None:
                 rows = np.ascontiguousarray(known).view(np.uint8)
                 rows = rows.reshape(num_rows, file.column.width_bytes)
@@ -172,6 +180,26 @@ class Fetcher:
             start = file.start_bytes + position * width
             tasks.read(self._descriptor(file.path), file.path, start, start + width, rows.ravel())
         return rows
+
+    def _patches(
+        self, number: int, position: NDArray[np.int64], part: Patches, tasks: "_Tasks"
+    ) -> FetchedColumn:
+        """Read patches of a fixed field, each row of them as dtype[num, *lead, *patch]."""
+        file, rows = self._reader.fixed[number], self._reader.column(number)
+        shape = (part.corner.shape[1], *part.whole[: -len(part.shape)], *part.shape)
+        out = np.empty((len(position), *shape), rows.dtype)
+        descriptor = self._descriptor(file.path)
+
+        def read(row: int, at: int) -> None:
+            # All that is wanted is asked for at once: a page fault asks for one page
+            row_start = file.start_bytes + at * file.column.width_bytes
+            for start, num_bytes in part.extents(row, rows.itemsize):
+                os.posix_fadvise(descriptor, row_start + start, num_bytes, os.POSIX_FADV_WILLNEED)
+            part.copy(row, rows[at], out[row])
+
+        tasks.add(partial(read, row, at) for row, at in enumerate(position.tolist()))
+        column = FixedColumn(file.column.name, file.column.dtype, shape)
+        return FetchedColumn(file.path, column, out.reshape(len(out), -1).view(np.uint8))
 
     def _variable(
         self, located: Located, tasks: "_Tasks"
@@ -266,6 +294,10 @@ class _Tasks:
         for first in range(0, len(numbers), step):
             part = slice(first, first + step)
             self._takes.append(partial(take_rows, rows, numbers[part], into[part]))
+
+    def add(self, tasks: Iterable[Callable[[], None]]) -> None:
+        """Do what else is to be done."""
+        self._takes.extend(tasks)
 
     def all(self) -> Iterator[Callable[[], None]]:
         """List the tasks: few, as each costs as much as a short read."""

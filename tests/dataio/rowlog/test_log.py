@@ -172,11 +172,12 @@ def logged(tmp_path):
     return tmp_path
 
 
-def test_a_line_that_a_kill_cut_off_is_none(logged):
+@pytest.mark.parametrize("left", ['{"attempt": 2, "aft', "\0" * 300], ids=["kill", "power cut"])
+def test_a_line_that_was_cut_off_is_none(logged, left):
     log = logged / "rows" / "log.jsonl"
     whole = open_answers(logged).course
     with log.open("a") as file:
-        file.write('{"attempt": 2, "aft')
+        file.write(left)
     assert open_answers(logged).course == whole
     with make_logged(logged) as loader:
         next(iter(loader))
@@ -314,7 +315,7 @@ def test_a_log_that_can_no_longer_be_written_costs_a_warning(tmp_path, monkeypat
     assert len(warned) == 1
 
 
-@pytest.mark.parametrize("helps", [True, False])
+@pytest.mark.parametrize("helps", [2, 4, None])
 def test_lines_that_a_full_disk_refused_are_written_when_it_has_room(tmp_path, monkeypatch, helps):
     write, room = os.write, [10]
 
@@ -326,10 +327,15 @@ def test_lines_that_a_full_disk_refused_are_written_when_it_has_room(tmp_path, m
         for epoch in loader.epochs(4):
             if epoch == 0:
                 monkeypatch.setattr(os, "write", full)
-            if epoch == 2 and helps:
+            if epoch == helps:
                 room[0] = 10_000
             trained.append([i for b in loader for i in b["sample_id"].tolist() if i >= 0])
+        if helps == 4:  # after all, before it is saved
+            room[0] = 10_000
         loader.save(tmp_path / "saved")
+        if helps:
+            found = open_answers(tmp_path)
+            assert ids_of(found, found.course.kept) == trained
     monkeypatch.setattr(os, "write", write)
     with make_logged(tmp_path) as loader:
         loader.restore(tmp_path / "saved")
@@ -337,6 +343,34 @@ def test_lines_that_a_full_disk_refused_are_written_when_it_has_room(tmp_path, m
             loader.set_epoch(epoch)
             trained.append([i for batch in loader for i in batch["sample_id"].tolist() if i >= 0])
     found = open_answers(tmp_path)
-    assert found.course.is_whole == helps
+    assert found.course.is_whole == bool(helps)
     assert ids_of(found, found.course.kept) == (trained if helps else trained[4:])
     assert not found.course.discarded
+
+
+def test_what_is_hidden_and_a_full_disk_refused_is_there_once_something_is_saved(
+    tmp_path, monkeypatch
+):
+    pwrite = os.pwrite
+    refused: list[int] = []
+
+    def full_once(descriptor: int, data: bytes, offset: int) -> int:
+        if not refused and memoryview(data)[:4] == MAGIC:
+            refused.append(pwrite(descriptor, data[:20], offset))
+            raise OSError(28, "No space left on device")
+        return pwrite(descriptor, data, offset)
+
+    def read() -> object:
+        found = open_answers(tmp_path)
+        return ids_of(found, found.course.kept)
+
+    trained = []
+    with make_logged(tmp_path, importance=RandomPrune(0.3, delta=1.0)) as loader:
+        for _ in loader.epochs(2):
+            trained.append([i for b in loader for i in b["sample_id"].tolist() if i >= 0])
+            monkeypatch.setattr(os, "pwrite", full_once)
+        assert refused
+        with pytest.raises(StateError, match=r"what epoch 1 hid .* the disk may have been full"):
+            read()
+        loader.save(tmp_path / "saved")
+        assert read() == trained

@@ -25,12 +25,10 @@ def test_an_epoch_that_was_gone_on_with_is_told_whole(tmp_path, layout):
         with make(
             world, tmp_path / "cache", reports=Reports(metrics=tmp_path / "a.jsonl")
         ) as loader:
-            for _, _batch in zip(range(2), loader, strict=False):
-                pass
+            list(zip(range(2), loader, strict=False))
             loader.save(tmp_path / "early")
             loader.restore(tmp_path / "early")
-            for _, _batch in zip(range(2), loader, strict=False):
-                pass
+            list(zip(range(2), loader, strict=False))
             loader.save(tmp_path / "saved")
             return dict(loader.stats())
 
@@ -40,8 +38,7 @@ def test_an_epoch_that_was_gone_on_with_is_told_whole(tmp_path, layout):
         ) as loader:
             loader.restore(tmp_path / "saved")
             for _ in loader.epochs(2):
-                for _batch in loader:
-                    pass
+                list(loader)
 
     before = run_threads(thread_worlds([1, 1]), first)
     run_threads(thread_worlds(layout), rest)
@@ -62,8 +59,7 @@ def test_an_epoch_whose_start_is_not_known_says_which_part_its_line_tells(tmp_pa
     ) as loader:
         loader.load_state_dict(state)
         for _ in loader.epochs(2):
-            for _batch in loader:
-                pass
+            list(loader)
     lines = told(tmp_path / "m.jsonl")
     assert [(line["samples"], line["first_step"]) for line in lines] == [(41, 4), (61, 0)]
 

@@ -222,3 +222,24 @@ def test_after_a_power_cut_while_a_save_is_replaced_the_next_one_is_taken(tmp_pa
         assert read_record(disks.root / "saved" / "state.json") == {"step": 2}
         save(3)
     assert names_in(disks.root) == ["saved"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_after_a_power_cut_the_parts_of_a_replaced_save_are_not_left_without_its_mark(
+    tmp_path, seed
+):
+    disks = Disks(tmp_path / "disk", Scheduler(seed))
+    disks.root.mkdir()
+
+    def save() -> None:
+        with saves.replacing(disks.root / "saved", single_world(), parts=["part"]) as directory:
+            with saves.replacing(directory / "part", single_world()) as part:
+                write_record(part / "state.json", {})
+            write_record(directory / "mixture.json", {})
+
+    with disks.recording():
+        save()
+        save()
+        disks.crash("torn")
+        save()
+    assert names_in(disks.root) == ["saved"]

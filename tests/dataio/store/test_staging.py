@@ -2,7 +2,10 @@
 
 import contextlib
 import dataclasses
+import itertools
 import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -189,6 +192,19 @@ def test_rows_that_do_not_come_are_a_stall_with_a_cure(tmp_path):
         with pytest.raises(StallError, match=r"8 of 8 rows .* not staged within .* look at"):
             pool.await_rows(np.arange(200, 208))
         source.go_on.set()
+
+
+def test_a_process_that_was_stopped_meanwhile_goes_on_waiting(tmp_path, monkeypatch):
+    source = FragileSource(48, hold=True)
+    world = thread_worlds([1], timeout_s=5.0)[0]
+    pool, layout = open_pool(world, tmp_path, source)
+    with contextlib.closing(pool):
+        pool.ensure(placement(layout, world), groups=[(0, 40), (40, SAMPLES)])
+        stopped_s = itertools.chain([0.0], itertools.repeat(3600.0))
+        clock = SimpleNamespace(monotonic=lambda: time.monotonic() + next(stopped_s))
+        monkeypatch.setattr(dataio.store.staging, "time", clock)
+        threading.Timer(0.3, source.go_on.set).start()
+        pool.await_rows(np.arange(SAMPLES))
 
 
 def test_what_stops_the_staging_thread_reaches_whoever_waits(tmp_path):

@@ -98,6 +98,7 @@ def test_what_changes_no_result_makes_no_other_cell(study):
         "study.margin_points=2", "study.cost=cost_rows", "study.keep_runs=true",
         "run.log_steps=7", "run.checkpoint_epochs=0", "run.directory=elsewhere",
         "data.cache.path=elsewhere", "data.workers.threads=3", "optimizer.momentum=0.9",
+        "data.staging.readers=4",
     ):  # fmt: skip
         assert digests(study, override) == before, override
     study.write_text(STUDY.replace("[arms.plain]", '# a comment\n[arms.plain]\ncontrol = "epochs"'))
@@ -108,7 +109,7 @@ def test_what_changes_a_result_makes_other_cells(study):
     before = digests(study)
     for override in (
         "optimizer.lr=0.2", "run.epochs=2", "data.batch_size=4", "model.image_size=16",
-        "run.evaluate_epochs=2", "study.launch=mpiexec -n 1",
+        "run.evaluate_epochs=2", "study.launch=mpiexec -n 1", "data.staging.when=overlap",
     ):  # fmt: skip
         assert not set(digests(study, override).values()) & set(before.values()), override
 
@@ -121,6 +122,11 @@ def test_data_is_known_by_its_content_and_not_by_its_name(study):
     content[200] ^= 1
     Path("other.parquet").write_bytes(content)
     assert digests(study, "data.train=other.parquet") != before
+    for name in ("a.bin", "a.idx"):
+        Path(name).write_bytes(b"0")
+    before = digests(study, "data.train=a.bin")
+    Path("a.idx").write_bytes(b"1")
+    assert digests(study, "data.train=a.bin") != before
 
 
 OWN = """

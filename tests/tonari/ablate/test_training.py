@@ -1,10 +1,8 @@
 """A cell is a run of `tonari train`: the same figures, kills and launchers included."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 
 from dataio.base import toml
 from tests import hub
+from tests.multirank import job_environ, python_command
 from tests.tonari.ablate.study import STUDY, make_study
 from tonari import cli
 from tonari.ablate.cells import train_missing
@@ -23,7 +22,6 @@ from tonari.trainer.config.config import load_config
 from tonari.trainer.run.loop import train
 
 ROOT = Path(__file__).parents[3]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture
@@ -100,10 +98,10 @@ def test_no_run_is_left_unless_it_is_kept(study):
 
 
 def start(*overrides: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "tonari", "ablate", "study.toml", "--out", "out", "--seeds",
+    command = [*python_command(), "-m", "tonari", "ablate", "study.toml", "--out", "out", "--seeds",
                "1", "--only", "plain", *overrides]  # fmt: skip
     return subprocess.Popen(
-        command, env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        command, env=job_environ(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
 
 
@@ -232,8 +230,8 @@ def test_a_hub_model_and_a_policy_of_ones_own_are_ablated_with_both_controls_aft
     Path("own_policy.py").write_text(OWN)
     Path("study.toml").write_text(HUB_STUDY)
     Path("text.txt").write_bytes(b"to be or not to be, that is the question: " * 60)
-    command = [sys.executable, "-m", "tonari", "ablate", "study.toml", "--out", "out"]
-    killed = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    command = [*python_command(), "-m", "tonari", "ablate", "study.toml", "--out", "out"]
+    killed = subprocess.Popen(command, env=job_environ(), stderr=subprocess.PIPE, text=True)
     assert killed.stderr is not None
     while not killed.stderr.readline().startswith("[2/12]"):
         assert killed.poll() is None

@@ -1,11 +1,9 @@
 """`tonari bench io`: alone, on two ranks, by hand, and what it cannot do."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tests.multirank import ROOT, launch_command, run_job
+from tests.multirank import job_environ, launch_command, python_command, run_job
 from tonari import cli
 from tonari.bench import io
 from tonari.meet import interface_towards
@@ -44,7 +42,7 @@ def test_one_process_prints_one_document(place, tmp_path, capsys):
     assert document["site"]["path"] == place[0]
     assert document["environment"]["launcher"] == "alone"
     assert len(document["phases"]) == 4
-    assert "1 of 4: random_record (shared), cold, ranks 1, threads 2\n" in told.err
+    assert "of 300 s left, 1 of 4: random_record (shared), cold, ranks 1, threads 2\n" in told.err
     assert not left(place)
 
 
@@ -98,7 +96,10 @@ def test_it_trains_on_the_users_own_dataset(place, tmp_path, capsys):
             "--dlio-summaries", str(tmp_path / "dlio"),
         ]
     )  # fmt: skip
-    assert status == 0, capsys.readouterr().err
+    told = capsys.readouterr()
+    assert status == 0, told.err
+    assert told.out.startswith("Does staging pay? ")
+    assert " of 300 s left, end to end: staged\n" in told.err
     document = json.loads(out.read_text())
     assert {phase["pattern"] for phase in document["phases"]} == {"random_record", "dataset"}
     found = document["end_to_end"]
@@ -167,9 +168,8 @@ def test_the_interface_towards_this_host_is_the_loopback():
 
 
 def test_sigterm_removes_the_files_and_ends(place, tmp_path):
-    command = [sys.executable, "-m", "tonari", "bench", "io", *place, "--size", "8MiB"]  # fmt: skip
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
+    command = [*python_command(), "-m", "tonari", "bench", "io", *place, "--size", "8MiB"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=job_environ())
     try:
         assert process.stderr is not None
         for line in process.stderr:
@@ -216,12 +216,11 @@ def test_two_nodes_started_by_hand_meet_and_measure(place, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    command = [sys.executable, "-m", "tonari", "bench", "io", *place, *SMALL, "--nodes", "2",
+    command = [*python_command(), "-m", "tonari", "bench", "io", *place, *SMALL, "--nodes", "2",
                "--meet", address, "--json-file", str(tmp_path / "out.json")]  # fmt: skip
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(
-            [*command, "--node", str(node)], env=environ, text=True,
+            [*command, "--node", str(node)], env=job_environ(), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )
         for node in (1, 0)

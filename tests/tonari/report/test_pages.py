@@ -107,7 +107,7 @@ def write_run(path: Path) -> None:
 
 
 REPORTS: dict[str, tuple[Callable[[Path], None], int, str]] = {
-    "storage": (write_storage, 8, "with a DataLoader from DIR as with Tonari from the"),
+    "storage": (write_storage, 8, "Does staging pay? Yes, after 3 epochs: an epoch takes"),
     "study": (write_study, 3, "every control at its own cost"),
     "demo": (write_demo, 3, "Gained: later epochs are 3.0 times shorter"),
     "search": (write_search, 1, "The fastest step takes 1.00 s"),

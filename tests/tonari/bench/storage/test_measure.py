@@ -97,9 +97,9 @@ def test_storms_bursts_and_datasets_are_measured_when_asked_for(shared, scratch,
     )  # fmt: skip
     found = measure(shared, scratch, options, nodes=(1,))
     names = [phase.pattern for phase in found.phases]
-    assert names == ["checkpoint_burst", "metadata_storm", "dataset", "dataset"]
-    assert found.phases[1].repeats[0].bytes_of_client == [0]
-    assert found.phases[2].repeats[0].bytes_of_client == [1 << 20]
+    assert names == ["dataset", "dataset", "checkpoint_burst", "metadata_storm"]
+    assert found.phases[3].repeats[0].bytes_of_client == [0]
+    assert found.phases[0].repeats[0].bytes_of_client == [1 << 20]
     assert (tmp_path / "train-0.tar").stat().st_size == 1 << 20, "the user's files stay"
 
 
