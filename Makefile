@@ -29,6 +29,8 @@ BESIDE_LOGS := build/beside
 # Tests that run side by side; those of several ranks leave cores idle while one waits for another.
 WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Else each of the hundreds of processes that tests start compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-ci test-all test-old old trainer-old \
@@ -53,7 +55,8 @@ demo: $(STAMP) ## Train the same model three ways and compare (ARGS="--help" for
 
 test: TAKEN := (smoke or not (thorough or multirank)) and not (nightly or slow or lab)
 # What is not marked thorough but took long when durations were stored last: left to test-ci too.
-test: QUICKER := --quicker-than 3
+QUICK := --quicker-than 1
+test: QUICKER := $(QUICK)
 test-ci: TAKEN := not (nightly or slow or lab)
 # Ranks are forked where a person waits; before a release each one starts anew.
 test test-ci: FORKED := --forked
@@ -89,7 +92,7 @@ $(OLD_STAMP): pyproject.toml constraints-old.txt
 
 old: ## Run the part of test-old that CI runs, on 3 GB that it downloads (OLD=0: none of it)
 	@if [ "$(OLD)" != 0 ] && $(MAKE) -s --no-print-directory $(OLD_STAMP); then \
-	  $(MAKE) --no-print-directory test-old OLD_TESTS="$(OLD_IN_CI)"; \
+	  $(MAKE) --no-print-directory test-old OLD_TESTS="$(OLD_IN_CI) $(QUICK)"; \
 	elif [ "$(OLD)" = 1 ]; then exit 1; \
 	else echo "make: left out: the tests on the oldest versions" >&2; fi
 

@@ -16,7 +16,7 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import durations
+from tests import durations, multirank
 from tests.forked.python import ForkedPython
 from tests.multirank import (
     Ended,
@@ -59,15 +59,15 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-@pytest.fixture(autouse=True)
-def _plain_environment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Keep the user's own settings, caches and launchers out of the tests."""
-    for name in list(os.environ):
-        if name.startswith(LAUNCHER_PREFIXES):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("TONARI_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+@pytest.fixture(scope="session", autouse=True)
+def _plain_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the user's own settings, caches and launchers out of the tests, and of all fixtures."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(LAUNCHER_PREFIXES):
+                patch.delenv(name)
+        patch.setenv("TONARI_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
 
 
 @pytest.fixture
@@ -143,8 +143,17 @@ def forked_python() -> Iterator[ForkedPython]:
         yield forked
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _forked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fork what tests start, if that is asked for; what it is forked from starts with the first."""
+    if request.config.getoption("forked"):
+        multirank.FORKED.append(lambda: request.getfixturevalue("forked_python").command)
+    yield
+    multirank.FORKED.clear()
+
+
 @pytest.fixture
-def run_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
+def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
     """Start several processes under mpiexec or torchrun; see ``RunRanks``."""
 
     def run(
@@ -156,10 +165,8 @@ def run_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         from tonari.errors import CommandError
 
         directory = tmp_path_factory.mktemp(Path(program).name)
-        fresh = fresh or not request.config.getoption("forked")
-        python = [] if fresh else request.getfixturevalue("forked_python").command
         try:
-            begin = launch_command(launcher, n, python=python)
+            begin = launch_command(launcher, n, fresh=fresh)
         except CommandError as absent:
             pytest.skip(str(absent))
         script = Path(__file__).parent / "ranks" / f"{program}.py"

@@ -63,12 +63,14 @@ class Recorder:
         mark: Kept with each state.
         states: What was recorded; equal ones once.
         num_operations: How many were done.
+        whole_bytes: A write of no more is done at once.
     """
 
     root: Path
     mark: Any = None
     states: list[State] = field(default_factory=list)
     num_operations: int = 0
+    whole_bytes: int = 1
     _lock: Any = field(default_factory=threading.RLock)
     _blobs: dict[bytes, bytes] = field(default_factory=dict)
     _seen: set[Any] = field(default_factory=set)
@@ -138,7 +140,8 @@ class Recorder:
 
     def _pwrite(self, then: Any) -> Any:
         def pwrite(descriptor: int, data: Any, offset: int) -> int:
-            path, half = _path_of(descriptor), len(data) // 2
+            path = _path_of(descriptor)
+            half = len(data) // 2 if len(data) > self.whole_bytes else 0
             with self._operation("write", path):
                 done = int(then(descriptor, data[:half], offset)) if half else 0
             with self._operation("write the rest of", path):

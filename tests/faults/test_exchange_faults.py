@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.dataio.source.shards import numbered, write_tar
-from tests.multirank import ROOT, launch_command, run_job
+from tests.multirank import ROOT, python_command, run_job
+from tonari.mpi import mpiexec_command
 
 pytestmark = pytest.mark.multirank
 
@@ -37,9 +38,8 @@ def apart(logs: Path) -> list[str]:
     A launcher sees at once that a rank was killed, and ends the others before they can speak. Here
     it sees a shell that lives on.
     """
-    *launcher, python = launch_command("mpiexec", RANKS)
     script = f'"$@" 2>"{logs}/$$.log"; ended=$?; [ $ended = 137 ] && exec sleep 60; exit $ended'
-    return [*launcher, "sh", "-c", script, "sh", python]
+    return [*mpiexec_command(RANKS), "sh", "-c", script, "sh", *python_command()]
 
 
 def has_ended(pid: int) -> bool:

@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 
 import pytest
 
@@ -18,6 +17,7 @@ from tests.dataio.store.test_quota import (
     run,
     train,
 )
+from tests.multirank import job_environ, python_command
 
 QUOTA = 1_400_000
 KILLED = """
@@ -37,8 +37,8 @@ train(make(single_world(), Path(sys.argv[1]), "both", LargeShards(gate=kill), qu
 
 
 def killed_at(root, num_rows):
-    command = [sys.executable, "-c", KILLED, str(root), str(num_rows)]
-    ended = subprocess.run(command, timeout=60, capture_output=True, check=False)
+    command = [*python_command(), "-c", KILLED, str(root), str(num_rows)]
+    ended = subprocess.run(command, timeout=60, capture_output=True, check=False, env=job_environ())
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
 
 

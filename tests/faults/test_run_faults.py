@@ -18,15 +18,7 @@ import pytest
 import torch
 
 from dataio.base.lines import read_checked_lines
-from tests.multirank import (
-    ROOT,
-    Launcher,
-    RunRanks,
-    ends,
-    launch_command,
-    read_reports,
-    run_job,
-)
+from tests.multirank import ROOT, Launcher, RunRanks, ends, launch_command, read_reports, run_job
 from tests.trainer.digits import write_config
 from tonari.trainer.checkpoint.directory import latest
 from tonari.trainer.checkpoint.export import read_checkpoint

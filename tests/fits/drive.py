@@ -25,6 +25,7 @@ EXAMPLES = {
     "accelerate": "examples.accelerate_loop",
     "transformers": "examples.hf_trainer",
     "timm": "examples.timm_train",
+    "anemoi": "examples.anemoi_fit",
 }
 EPOCHS = 5
 
@@ -106,7 +107,8 @@ def find_steps(loader):
     epochs = np.array([epoch for epoch, _ in loader.given])
     ends = np.flatnonzero(np.diff(epochs)) + 1
     steps = np.bincount(epochs)
-    hidden = int(np.flatnonzero(steps < steps[0])[0])
+    # Without a policy that hides rows all epochs have as many steps.
+    hidden = int(next(iter(np.flatnonzero(steps < steps[0])), 1))
     return {
         "first steps": 4,
         "end of an epoch": int(ends[0]),
@@ -123,6 +125,15 @@ def run_lightning(example, shards, saved, resume, ranks):
     model = example.Classifier()
     trainer.fit(model, datamodule=example.make_data(shards, saved), ckpt_path=resume)
     return float(trainer.callback_metrics["accuracy"]), model.network
+
+
+def run_anemoi(example, store, saved, resume, ranks):
+    trainer = example.make_trainer(
+        saved, EPOCHS, save_steps=1, devices=ranks, strategy="ddp" if ranks > 1 else "auto"
+    )
+    model = example.Forecaster(example.open_dates(store))
+    trainer.fit(model, datamodule=example.make_data(store, saved), ckpt_path=resume)
+    return float(trainer.callback_metrics["error"]), model.network
 
 
 def run_accelerate(example, shards, saved, resume, ranks):
@@ -166,7 +177,7 @@ def run_timm(example, pictures, saved, resume, ranks):
 
 RUNS = {
     "lightning": run_lightning, "accelerate": run_accelerate, "transformers": run_transformers,
-    "timm": run_timm,
+    "timm": run_timm, "anemoi": run_anemoi,
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """The frameworks' own loops, fed by a loader as the examples do it."""
 
+import importlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,11 @@ ALL = list(range(blobs.NUM_TRAIN))
 
 def need(framework: str) -> None:
     """Skip the test where the framework is not whole: the Trainer of transformers runs on both."""
-    for name in {"transformers": ("accelerate", "transformers")}.get(framework, (framework,)):
-        pytest.importorskip(name, reason=f"needs {name}; see the extras frameworks, published")
+    whole = {"transformers": ("accelerate", "transformers"), "anemoi": ("lightning", "zarr")}
+    for name in whole.get(framework, (framework,)):
+        pytest.importorskip(
+            name, reason=f"needs {name}; see the extras frameworks, published, zarr"
+        )
 
 
 @pytest.fixture(scope="module", params=["lightning", "accelerate", "transformers"])
@@ -96,13 +100,22 @@ def write_pictures(directory: Path) -> None:
 @pytest.mark.multirank
 @pytest.mark.parametrize(
     "framework",
-    ["lightning", "transformers", "timm", pytest.param("accelerate", marks=pytest.mark.nightly)],
+    [
+        "lightning",
+        "transformers",
+        "timm",
+        "anemoi",
+        pytest.param("accelerate", marks=pytest.mark.nightly),
+    ],
 )
 def test_two_ranks_share_the_samples_and_go_on_the_same_after_a_kill(
     framework, run_ranks: RunRanks, tmp_path
 ):
     need(framework)
-    (write_pictures if framework == "timm" else blobs.write_blobs)(tmp_path / "data")
+    if framework == "anemoi":
+        importlib.import_module("examples.anemoi_data").write_dataset(tmp_path / "data")
+    else:
+        (write_pictures if framework == "timm" else blobs.write_blobs)(tmp_path / "data")
     killed, resumed = (
         run_ranks(
             "fit", 2, framework, str(tmp_path), part, launcher="torchrun", timeout_s=240,
@@ -115,7 +128,9 @@ def test_two_ranks_share_the_samples_and_go_on_the_same_after_a_kill(
     assert "SIGKILL" in killed.output
     assert len({rank["accuracy"] for rank in ranks}) == 1
     assert len({rank["steps"] for rank in ranks}) == 1
-    for epoch, hides in ((e, framework != "timm" and e < EPOCHS - 1) for e in range(EPOCHS)):
+    for epoch, hides in (
+        (e, framework not in ("timm", "anemoi") and e < EPOCHS - 1) for e in range(EPOCHS)
+    ):
         given = [i for rank in ranks for i in rank["given"].get(str(epoch), [])]
         assert len(given) == len(set(given))
         reported = [i for rank in ranks for i in rank["reported"].get(str(epoch), [])]
@@ -163,7 +178,7 @@ def test_a_model_with_a_loss_of_its_own_gets_its_fields_alone_and_goes_on(tmp_pa
     assert train("second", resume_from_checkpoint=True) == whole
 
 
-def test_lightning_is_asked_for_new_dataloaders_where_rows_may_be_hidden(tmp_path):
+def test_lightning_is_asked_for_new_dataloaders_in_each_epoch(tmp_path):
     need("lightning")
     import lightning
 

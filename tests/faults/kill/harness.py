@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from typing_extensions import Self
@@ -31,7 +30,8 @@ from tests.faults.kill.schedule import (
 )
 from tests.faults.kill.train_job import TrainOptions, write_data
 from tests.forked.python import ForkedPython, wait_together
-from tests.multirank import ROOT, launch_command, run_job
+from tests.multirank import ROOT, run_job
+from tonari.mpi import mpiexec_command
 
 SCRIPT = ROOT / "tests/ranks/kill_job.py"
 MODULES = {"loader": "tests.faults.kill.job", "train": "tests.faults.kill.train_job"}
@@ -105,12 +105,7 @@ class Harness:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     @property
@@ -279,7 +274,8 @@ class Harness:
 
     def _mpiexec(self, request: dict[str, Any]) -> list[int]:
         attempt = Path(request["attempt"])
-        command = [*launch_command("mpiexec", request["ranks"]), str(SCRIPT), json.dumps(request)]
+        begin = [*mpiexec_command(request["ranks"]), *self._python.command]
+        command = [*begin, str(SCRIPT), json.dumps(request)]
         environment = {**self.environment, **request["environment"]}
         status, output = run_job(command, env=environment, timeout_s=LIMIT_S)
         (attempt / "0.out").write_text(output)
