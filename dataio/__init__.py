@@ -28,7 +28,20 @@ from dataio.options import NodeCache, Reports, Staging, Workers
 from dataio.plan.by_step import ByStep
 from dataio.plan.history import Candidates, ScoreColumn
 from dataio.plan.policies import Importance, Selection, Shuffle
-from dataio.rows.fields import Array, Bytes, Field, Float, Image, ImageSize, Int, Mask, Text, Tokens
+from dataio.rows.fields import (
+    Array,
+    Bytes,
+    Field,
+    Float,
+    Image,
+    ImageSize,
+    Int,
+    Mask,
+    RandomPatch,
+    Text,
+    Tokens,
+)
+from dataio.rows.tiles import Tiles
 from dataio.rows.views import (
     CenterCrop,
     Pad,
@@ -39,6 +52,7 @@ from dataio.rows.views import (
     ResizeShort,
 )
 from dataio.source import (
+    Anemoi,
     ArrayFiles,
     DatasetSource,
     NumpySource,
@@ -63,6 +77,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Anemoi",
     "Array",
     "ArrayFiles",
     "AsList",
@@ -94,6 +109,7 @@ __all__ = [
     "Pad",
     "QuotaError",
     "RandomCrop",
+    "RandomPatch",
     "RandomResizedCrop",
     "Reports",
     "Resize",
@@ -113,6 +129,7 @@ __all__ = [
     "StateError",
     "Text",
     "Throttle",
+    "Tiles",
     "Tokens",
     "TransformedSource",
     "Tuples",

@@ -142,6 +142,13 @@ def _plain_paths(
     return [os.fspath(one) for one in given]  # type: ignore[arg-type]
 
 
+def paths_among(given: Exclude) -> list[str]:
+    """List what may be paths of shards."""
+    each = [given] if isinstance(given, str | os.PathLike) else given
+    are_paths = len(each) > 0 and isinstance(each[0], str | os.PathLike)
+    return [bare(os.fspath(path)) for path in each] if are_paths else []  # type: ignore[arg-type]
+
+
 def _shards_among(strings: list[str], source: Source) -> Found:
     """Take the samples of each string that is a shard's path; the others are keys."""
     shards = source.shards if isinstance(source, ShardedSource) else ()

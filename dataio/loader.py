@@ -39,6 +39,7 @@ from dataio.state.saves import clear
 from dataio.state.snapshot import find_state, save_snapshot
 from dataio.training import TrainingSession, begin_training
 from dataio.world import World, discover_world
+from dataio.world.agree import together
 
 
 @checked
@@ -50,13 +51,14 @@ class Loader:
 
     Args:
         source: Pattern of shards, such as ``"shards/train-{000000..000127}.tar"``, or a path, a
-            list of them, `Shards` with limits of their own, `ArrayFiles`, a map-style dataset of
-            torch or Hugging Face, a dict of arrays, or a `Source`.
+            list of them, `Shards` with limits of their own, `ArrayFiles`, `Anemoi`, a map-style
+            dataset of torch or Hugging Face, a dict of arrays, or a `Source`.
         batch_size: Rows a batch and replica. Every batch has this many; the last may hold padding
             of weight 0.
         drop_last: Leave out the batches that some replica could not fill, instead of padding them;
             which rows that is differs from epoch to epoch.
-        fields: What to keep of a sample, by the name it gets in the batch.
+        fields: What to keep of a sample, by the name it gets in the batch. An `Array` may be cut
+            among ranks, see `Tiles`.
         cache: Directory in which this node keeps its rows, or a `NodeCache`; ``"auto"`` is
             TONARI_CACHE, else a node-local directory.
         shuffle: Which node holds which row; by default `Local`.
@@ -84,7 +86,8 @@ class Loader:
         step: Batches of it delivered so far, since the layout or the batch size last changed.
         lr_factor: What the policy multiplies the learning rate by in this epoch.
         needs_outcome: Whether a policy goes by ``correct`` or ``confidence`` of a report.
-        keeps_scores: Whether a policy goes by what is reported.
+        lost_with_ranks: What a lost rank takes with it, so that the others could not go on amid an
+            epoch; empty: nothing.
 
     Raises:
         ValueError: If an argument is out of range, such as a batch larger than a replica's rows.
@@ -128,7 +131,7 @@ class Loader:
         self._owns_world = world is None
         session, rowlog = begin_training(arguments, self.world)
         self.needs_outcome = session.pool.needs_outcome
-        self.keeps_scores = session.pool.keeps_scores
+        self.lost_with_ranks = "" if session.arguments.importance is None else "a policy's scores"
         self.fields = session.fields
         self._epochs = Conductor(session, rowlog=rowlog)
         self._run = self._epochs.run
@@ -216,11 +219,15 @@ class Loader:
         return position.ended_rows / position.running.step_rows
 
     def __len__(self) -> int:
-        """Count this epoch's steps, the same on every replica; all rows before the first.
+        """Count this epoch's steps, the same on every replica: ``step`` done, the others to come.
 
-        At an epoch's end it is still that epoch's: the next begins with the loop over it.
+        Where an epoch goes on with other ranks or batches, it is what was left of it: `step` begins
+        at 0. Before the first loop it is the most that this may be, as of all rows. At an epoch's
+        end it is still that epoch's: the next begins with the loop over it.
         """
-        return self._run.running.plan.order.steps if self._run.is_running else self.max_steps(1)
+        if self._run.is_running:
+            return self._run.running.plan.order.steps
+        return self._session.most_steps(self._run.position.ended_rows) or self.max_steps(1)
 
     @checked_call
     def max_steps(self, epochs: int) -> int:
@@ -350,7 +357,7 @@ class Loader:
 
         Args:
             source: The dataset.
-            fields: Its fields; None: the loader's own, if these draw no crops or flips.
+            fields: Its fields; None: the loader's own, if they draw no crop, flip or patch.
             transform: Its own: that of training is not used.
             batch_transform: Its own too.
             collate: Its own too.
@@ -412,11 +419,19 @@ class Loader:
         """
         check_path(path, "Loader.save: path")
         self.flush()
-        node, figures = self._run.snapshot(), self._session.lasting.line.so_far()
-        save_snapshot(Path(path), self.state_dict(), node, self.world, figures=figures)
+        session, tiles = self._session, self._session.lasting.tiles
+
+        def write() -> None:
+            if tiles is not None and tiles.whole is not tiles.part and tiles.index:
+                return
+            node, figures = self._run.snapshot(), session.lasting.line.so_far()
+            save_snapshot(Path(path), self.state_dict(), node, session.world, figures=figures)
+
+        # All tiles have the same rows and scores: one is written, for any tiles or none
+        write() if tiles is None else together(tiles.whole, write, doing="save one tile's rows")
 
     def flush(self) -> None:
-        """Bring cache and scores to where this loader stands: what `save` begins with. Collective.
+        """Bring cache, scores and the log of rows to where it stands: `save` begins so. Collective.
 
         For a loader that goes on from what another one of the same rows has saved.
         """
@@ -424,6 +439,8 @@ class Loader:
         # A checkpoint is never ahead of the caches: they cannot step forward.
         self._session.pool.cache.await_commit()
         self._session.feedback.flush()
+        if self._run.rowlog is not None:
+            self._run.rowlog.flush()
 
     @checked_call
     def restore(self, path: str | os.PathLike[str]) -> None:
@@ -470,7 +487,7 @@ class Loader:
         answers = Answers(find_course(logged.attempts), logged, arguments.shuffle_or_local)
         rows = answers.batch(
             *answers.course.find(epoch, step),
-            replica=self.world.replica if replica is None else replica,
+            replica=self._session.world.replica if replica is None else replica,
         )
         return replay_batch(rows, arguments)
 

@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -51,6 +50,9 @@ class Mixture:
             the data of one of them grows.
         seed: Of the order in which they take turns.
 
+    Attributes:
+        lost_with_ranks: As `Loader.lost_with_ranks`.
+
     Raises:
         ValueError: If the names do not match, or a weight is negative or all are 0.
     """
@@ -73,6 +75,8 @@ class Mixture:
                 "long at every start; give steps="
             )
         self._weights = weights
+        lost = [each.lost_with_ranks for each in self.loaders.values()]
+        self.lost_with_ranks = max(lost) or ("" if steps else "the steps of a lap")
         self._steps = steps if steps is not None else sum(map(len, self.loaders.values()))
         if self._steps < 1:
             raise ValueError(f"Mixture: steps is {steps}; give a number >= 1")
@@ -338,14 +342,9 @@ class Mixture:
     def __enter__(self) -> "Mixture":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for loader in self.loaders.values():
-            loader.__exit__(kind, error, trace)
+            loader.__exit__(kind)
 
 
 def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:

@@ -2,15 +2,26 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from dataio.rows.fields import Field
-from dataio.source import ArrayFiles, Shards, Source, Storage, TransformedSource, open_source
+import numpy as np
+
+from dataio.rows.fields import Array, Field
+from dataio.source import (
+    Anemoi,
+    ArrayFiles,
+    Shards,
+    Source,
+    Storage,
+    TransformedSource,
+    open_source,
+)
 from dataio.source.classes import Classes, class_names, with_classes
 from dataio.source.counts import own_directory
+from dataio.source.formats.grids.source import ArrayFilesSource
 from dataio.source.open import Arrays, check_openable, names_shards, wrapped
 from dataio.source.wrap.torch_dataset import MapDataset
 from dataio.source.wrap.transformed import StageTransform
@@ -25,12 +36,14 @@ Openable = (
     | Arrays
     | Shards
     | ArrayFiles
+    | Anemoi
     | WebDatasetPipeline
     | MapDataset
     | Source
 )
-"""What a loader opens: shards by their names, array files, a pipeline of webdataset, arrays by
-their names, a map-style dataset of torch or Hugging Face, or a finished source."""
+"""What a loader opens: shards by their names, array files, a dataset of anemoi, a pipeline of
+webdataset, arrays by their names, a map-style dataset of torch or Hugging Face, or a finished
+source."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +55,14 @@ class Opener:
         fields: What to keep of a sample.
         transform: Changes samples once, as they are staged; None: nothing does.
         world: All ranks.
+        tile: Which tile of the fields that are cut is this rank's; None: none is cut.
     """
 
     root: Path
     fields: Mapping[str, Field]
     transform: StageTransform | None
     world: World
+    tile: int | None = None
 
     def open(
         self,
@@ -55,6 +70,7 @@ class Opener:
         *,
         trained: Mapping[str, list[str]] | None = None,
         classes: Classes = "same",
+        may_lack: Collection[str] = (),
     ) -> tuple[Source, Mapping[str, Field]]:
         """Open a source, and find the fields in which its rows are stored. Collective.
 
@@ -62,10 +78,13 @@ class Opener:
             source: The source.
             trained: Of one that is evaluated: see `with_classes`.
             classes: See `with_classes`.
+            may_lack: See `Storage`.
         """
-        opened = self._open(source)
+        opened = self._open(source, may_lack)
         if trained:
             opened = self._with_classes(opened, trained, classes)
+        if self.tile is not None:
+            return opened, _with_tile(self.fields, self.tile, opened)
         if self.transform is None:
             return opened, self.fields
         transformed = TransformedSource(opened, self.fields, self.transform, world=self.world)
@@ -88,8 +107,8 @@ class Opener:
     ) -> Source:
         return with_classes(source, self.class_names(source), trained=trained, classes=classes)
 
-    def _open(self, source: Openable) -> Source:
-        if isinstance(source, ArrayFiles):
+    def _open(self, source: Openable, may_lack: Collection[str]) -> Source:
+        if isinstance(source, ArrayFiles | Anemoi):
             return source.open(self.world)
         check_openable(source)
         if not isinstance(source, Mapping) and (names_shards(source) or is_pipeline(source)):
@@ -101,10 +120,32 @@ class Opener:
             source.names,
             world=self.world,
             # One for each source: it counts what is read of it.
-            storage=Storage(source.throttle, retry=source.retry, hashes=source.hashes),
+            storage=Storage(
+                source.throttle, retry=source.retry, hashes=source.hashes, may_lack=may_lack
+            ),
             index_cache=own_directory(self.root) if keeps else None,
             version=source.version,
             grows=source.grows,
             sequences=source.sequences,
             joined=source.joined,
         )
+
+
+def _with_tile(fields: Mapping[str, Field], tile: int, source: Source) -> dict[str, Field]:
+    """Say of each field that is cut along which positions, and which of its tiles is kept.
+
+    Raises:
+        FieldError: If the source is array files, and a sample of theirs is not as declared.
+        ValueError: If an axis has a name that the source does not know.
+    """
+    placed = dict(fields)
+    for name, field in fields.items():
+        if not isinstance(field, Array) or field.tiles is None:
+            continue
+        tiles = replace(field.tiles, index=tile)
+        if isinstance(source, ArrayFilesSource):
+            # Its shape is checked where it is asked for, before anything is read
+            source.read(np.empty(0, np.int64), {name: replace(field, tiles=None)})
+            tiles = tiles.named(source.sample_dims(field.key), f"field {name!r}")
+        placed[name] = replace(field, tiles=tiles)
+    return placed

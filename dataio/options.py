@@ -33,7 +33,8 @@ class NodeCache:
             one node or nodes of unequally many ranks.
         verify: When a row's checksum is checked: ``"once"``, as this process first reads the row,
             and of every 256 batches one again: most damage that comes later is trained unseen.
-            ``"always"`` finds it, each time that a row is read. ``"never"`` finds none.
+            ``"always"`` finds it, each time that a row is read. ``"never"`` finds none; so does
+            ``"once"`` where a field has a `RandomPatch`, as no row is read whole.
 
     Raises:
         ValueError: If the quota is no size, or is given with copies; or if the path is a URL.

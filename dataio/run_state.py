@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError, StallError, StateError
+from dataio.base.seeding import digest
 from dataio.iterations import Iterations
 from dataio.plan.epoch import EpochPlan
 from dataio.plan.history import unscored
@@ -234,6 +235,7 @@ class RunState:
         self.abandon()
         self.state = Repositioned(position, num_hidden)
         if state is not None:
+            self.epoch, self.step = position.epoch, position.running.steps
             self._after = _log_place_in(state)
 
     def restore(self, saved: Saved, position: Position) -> None:
@@ -316,10 +318,13 @@ class RunState:
                 raise StateError(f"checkpoint: {error}") from error
             identity = identify(source, session.arguments)
             layout = Layout(layout.replicas, num_samples)
-        return identity.find_position(
+        position = identity.find_position(
             state, layout=layout, batch_size=session.arguments.batch_size,
             excluded=session.exclusion.name,
         )  # fmt: skip
+        if session.world.rank == 0:
+            identity.warn_of_other_files(state)
+        return position
 
     def _go_to_samples_of(self, position: Position) -> None:
         """Have the session that a position's samples need. Collective where these are others."""
@@ -414,7 +419,9 @@ class RunState:
         return Running(position, plan, refresh_order, seen, position.refresh_step)
 
     def _enter(self, running: Running, restored: Restored | None) -> None:
-        position = running.position
+        position, tiles = running.position, self.session.lasting.tiles
+        if tiles is not None:
+            tiles.check_same(self._digests(running), epoch=position.epoch)
         self.state, before = running, self.log_place
         self.epoch, self.step = position.epoch, position.running.steps
         self.lr_factor = running.plan.selection.lr_factor
@@ -424,6 +431,20 @@ class RunState:
             position.epoch, num_steps=position.num_steps, earlier=earlier
         )
         self._iterations.begin_epoch()
+
+    def _digests(self, running: Running) -> dict[str, str]:
+        """Digest what the ranks of a sample must have in common, whatever tile they hold."""
+        pool, plan, refresh = self.session.pool, running.plan, running.refresh_order
+        ids = [
+            pool.sample_ids[order.slots_at(np.arange(order.num_rows))].tobytes()
+            for order in (plan.order, refresh)
+        ]
+        weights = plan.selection.weights
+        settings = f"{plan.order.steps} {refresh.steps} {plan.selection.lr_factor}".encode()
+        decided = [*ids, b"" if weights is None else weights.tobytes(), settings]
+        return {
+            "rows to train": digest(b"".join(decided)), "scores": digest(pool.scores.tobytes())
+        }  # fmt: skip
 
     def again(self) -> None:
         """Go back to the first batch of the running epoch, which is used up."""

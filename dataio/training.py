@@ -23,7 +23,7 @@ from dataio.batch.figures import EpochLine, Figures, check_metrics
 from dataio.batch.meter import CostsMeter
 from dataio.documents import mask_documents
 from dataio.evaluation import Evaluation
-from dataio.excluding import find_excluded
+from dataio.excluding import find_excluded, paths_among
 from dataio.opening import Openable, Opener
 from dataio.plan.dealer import Dealer
 from dataio.plan.epoch import find_sampling_groups
@@ -35,7 +35,7 @@ from dataio.plan.placement import Placements, copy_holders
 from dataio.plan.policies import ByCost, ByFields, DrawsRows
 from dataio.rowlog.attempts import Setup
 from dataio.rowlog.log import RowLog
-from dataio.rows.fields import Field
+from dataio.rows.fields import Array, Field
 from dataio.rows.image import Image, Mask
 from dataio.rows.samples import BatchTransform, Collate, Transform
 from dataio.session import Session
@@ -49,6 +49,7 @@ from dataio.store.field_reader import FieldReader
 from dataio.store.moves import PoolMoves
 from dataio.store.open import NodeRows
 from dataio.store.share import Share, lay_out
+from dataio.tiling import TileRanks, find_tile_ranks
 from dataio.world import World
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Lasting:
         line: Sums up an epoch's figures.
         first_tag: Of messages about rows that move.
         copies_tag: Of messages about copies that move; -1: there are none.
+        tiles: Who holds the tiles of samples; None: they are not cut.
     """
 
     opener: Opener
@@ -73,6 +75,7 @@ class Lasting:
     line: EpochLine
     first_tag: int
     copies_tag: int = -1
+    tiles: TileRanks | None = None
 
 
 class TrainingSession(Session):
@@ -191,8 +194,8 @@ class TrainingSession(Session):
             self.exclusion.of(layout.num_samples), self.lasting, earlier=self,
         )  # fmt: skip
 
-    def most_steps(self) -> int:
-        """Count the steps of an epoch that shows every row; see `Loader.max_steps`."""
+    def most_steps(self, num_done: int = 0) -> int:
+        """Count the steps of an epoch that shows each row not done; see `Loader.max_steps`."""
         arguments, layout, exclusion = self.arguments, self.layout, self.exclusion
         dealt = deal(layout.num_samples, layout.num_replicas)
         if isinstance(arguments.importance, DrawsRows):
@@ -203,7 +206,8 @@ class TrainingSession(Session):
             dealt = deal(exclusion.num_left, layout.num_replicas)
         elif exclusion.num_excluded and not (self.placements.num_leaving or layout.earlier):
             dealt = deal_all(exclusion.left_in_pools(layout), layout.replicas)
-        return num_steps(dealt, arguments.batch_size, drop_last=arguments.drop_last)
+        left = dealt - num_done // layout.num_replicas
+        return num_steps(left, arguments.batch_size, drop_last=arguments.drop_last)
 
     def open_evaluation(
         self,
@@ -219,15 +223,17 @@ class TrainingSession(Session):
 
         Raises:
             SourceError: If its classes are not those of training; see `Loader.evaluation`.
-            ValueError: If the loader's fields draw crops or flips.
+            ValueError: If the loader's fields draw crops, flips or patches.
         """
         own = self.lasting.opener.fields.items()
-        drawn = [name for name, field in own if isinstance(field, Image | Mask) and field.draws]
+        drawn = [
+            name for name, field in own if isinstance(field, Array | Image | Mask) and field.draws
+        ]
         if fields is None and drawn:
             raise ValueError(
-                f"evaluation: field {drawn[0]!r} of the loader draws a crop or a flip, expected "
-                "none where a model is measured; give fields=, such as Image(..., "
-                "resize=ResizeShort(256), crop=CenterCrop(224)), or these fields themselves"
+                f"evaluation: field {drawn[0]!r} of the loader draws a crop, a flip or a patch, "
+                "expected none where a model is measured; give fields=, such as Array(...) or "
+                "Image(..., resize=ResizeShort(256), crop=CenterCrop(224)), or these themselves"
             )
         given = self.lasting.opener.fields if fields is None else fields
         training = self.arguments
@@ -269,8 +275,20 @@ def begin_training(arguments: Arguments, world: World) -> tuple[TrainingSession,
         DataioError: If the source or the cache cannot be used.
     """
     root = cache_directory(os.fspath(arguments.cache.path), read_only=True)
-    opener = Opener(root, dict(arguments.fields), arguments.staging.transform, world)
-    source, fields = opener.open(arguments.source)
+    tiles: TileRanks | None = None
+    everyone = world
+    if any(getattr(field, "tiles", None) for field in arguments.fields.values()):
+        tiles = find_tile_ranks(arguments.fields, world)
+        arguments, world = tiles.own(arguments), tiles.part
+    opener = Opener(
+        root, dict(arguments.fields), arguments.staging.transform, everyone,
+        None if tiles is None else tiles.index,
+    )  # fmt: skip
+    may_lack = () if arguments.exclude is None else paths_among(arguments.exclude)
+    source, fields = opener.open(arguments.source, may_lack=may_lack)
+    if tiles is not None:
+        arguments = replace(arguments, fields=fields)
+        tiles.warn_of_reading(source, fields)
     given = arguments.reports.metrics
     metrics = Path(given) if given is not None else None
     if metrics is not None and world.rank == 0:
@@ -285,8 +303,8 @@ def begin_training(arguments: Arguments, world: World) -> tuple[TrainingSession,
         exclusion = find_excluded(arguments.exclude, source, world)
         then = mask_documents(arguments.batch_transform, fields, source, exclusion, world)
         arguments = replace(arguments, batch_transform=then)
-    if world.world_size > 1:
-        check_agreement(agreed(arguments, source, fields, exclusion), world)
+    if everyone.world_size > 1:
+        check_agreement(agreed(arguments, source, fields, exclusion), everyone)
     if arguments.cache.copies > 1 and world.rank == 0 and not (
         layout.can_copy or arguments.shuffle_or_local.holds_all
     ):  # fmt: skip
@@ -299,7 +317,7 @@ def begin_training(arguments: Arguments, world: World) -> tuple[TrainingSession,
     lasting = Lasting(
         opener, DeviceDelivery(find_device(arguments.device)), figures,
         EpochLine(figures, source, world=world, metrics=metrics), world.open_channel(),
-        world.open_channel() if arguments.cache.copies > 1 else -1,
+        world.open_channel() if arguments.cache.copies > 1 else -1, tiles,
     )  # fmt: skip
     with contextlib.ExitStack() as undo:
         training = TrainingSession(
@@ -317,7 +335,7 @@ def begin_training(arguments: Arguments, world: World) -> tuple[TrainingSession,
         if arguments.staging.when == "before" and training.growing is None:
             training.moves.stage()
         rowlog = None
-        if arguments.reports.rows is not None:
+        if arguments.reports.rows is not None and not (tiles is not None and tiles.index):
             rowlog = _open_rowlog(training, Path(arguments.reports.rows))
         undo.pop_all()
     return training, rowlog
@@ -344,5 +362,5 @@ def identify(source: Source, arguments: Arguments) -> RunIdentity:
         arguments.seed,
         source.num_samples,
         arguments.shuffle_or_local,
-        source.digest if isinstance(source, GrowingSource) else "",
+        *((source.digest,) if isinstance(source, GrowingSource) else ("", source.fingerprint)),
     )

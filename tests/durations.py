@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 PATH = Path(__file__).with_name("durations.json")
-LEAST_S = 2.0
+LEAST_S = 0.5
 """Quicker tests are not stored: they fill what is left at the end."""
 
 Item = TypeVar("Item")
@@ -42,7 +42,7 @@ def longest_first(
 def store(measured_s: Mapping[str, float], path: Path = PATH) -> None:
     """Put what was measured in the place of what was stored; of other tests that stays."""
     kept = {name: seconds for name, seconds in read(path).items() if name not in measured_s}
-    new = {name: float(round(s)) for name, s in measured_s.items() if s >= LEAST_S}
+    new = {name: round(s, 1) for name, s in measured_s.items() if s >= LEAST_S}
     path.write_text(json.dumps(dict(sorted((kept | new).items())), indent=0) + "\n")
 
 

@@ -7,7 +7,7 @@ import select
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -18,6 +18,9 @@ from tonari.processes import run_group
 ROOT = Path(__file__).parents[1]
 
 Launcher = Literal["mpiexec", "torchrun"]
+
+FORKED: list[Callable[[], list[str]]] = []
+"""With ``pytest --forked``: what gives ``ForkedPython.command``."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,7 @@ class RunRanks(Protocol):
     ) -> Ended:
         """Run ``tests/ranks/<program>.py OUT_DIR ARGS...`` on n ranks.
 
-        The launcher is the real one, and so is what the ranks meet by. With ``pytest --forked``
-        each rank is forked from a process that has imported everything (see ``tests/forked``).
+        The launcher is the real one, and so is what the ranks meet by.
 
         Args:
             program: Name of the file. Its ranks report: each writes ``OUT_DIR/<rank>.json``.
@@ -69,20 +71,29 @@ class RunRanks(Protocol):
         ...
 
 
-def launch_command(launcher: Launcher, n: int, *, python: Sequence[str] = ()) -> list[str]:
+def python_command() -> list[str]:
+    """Begin the command line of a Python process.
+
+    With ``pytest --forked`` it is forked from one that has imported everything (see
+    ``tests/forked``) if its variables are those of ``job_environ``, and begins anew otherwise.
+    """
+    return FORKED[0]() if FORKED else [sys.executable]
+
+
+def launch_command(launcher: Launcher, n: int, *, fresh: bool = False) -> list[str]:
     """Begin the command line of a job of n Python processes.
 
     Args:
         launcher: What starts them.
         n: Processes.
-        python: What stands for Python, such as ``ForkedPython.command``. Defaults to this Python.
+        fresh: Whether each begins anew; otherwise as ``python_command``.
     """
+    python = [sys.executable] if fresh else python_command()
     if launcher == "mpiexec":
-        return [*mpiexec_command(n), *(python or [sys.executable])]
+        return [*mpiexec_command(n), *python]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     # As torchrun starts Python itself: unbuffered.
-    of_python = ["--no-python", *python, "-u"] if python else []
-    return [*torchrun, f"--nproc-per-node={n}", *of_python]
+    return [*torchrun, f"--nproc-per-node={n}", "--no-python", *python, "-u"]
 
 
 def job_environ(env: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -127,6 +138,8 @@ def write_stacks(launcher: int) -> None:
         _signal([pid], signal.SIGABRT)
         ends(pid)
     _signal(launchers, signal.SIGCONT)
+    if ranks:
+        ends(launcher)  # It passes on what they wrote.
 
 
 def _signal(pids: list[int], number: signal.Signals) -> None:

@@ -86,4 +86,4 @@ def test_the_loop_that_joins_goes_on_after_the_epochs_that_it_saved(given):
         given["num_epochs"] = num_epochs
         exec(compile(BLOCKS[2], "docs/from_dataloader.md", "exec"), {**given})
     assert len([trains for trains, _ in given["shapes"] if trains]) == 3 * 3
-    assert len(list(Path("checkpoint").glob("*/model.pt"))) == 3
+    assert len(list(Path("checkpoint").glob("*/parts.pt"))) == 3

@@ -14,7 +14,7 @@ def test_files_are_sorted_by_all_of_their_tests_and_stay_whole():
 def test_what_was_measured_replaces_what_was_stored(tmp_path):
     path = tmp_path / "durations.json"
     assert read(path) == {}
-    store({"a::1": 2.4, "a::2": 0.1, "b::1": 70.6}, path)
-    assert read(path) == {"a::1": 2.0, "b::1": 71.0}
-    store({"a::1": 1.0, "a::2": 9.0}, path)
-    assert read(path) == {"a::2": 9.0, "b::1": 71.0}
+    store({"a::1": 2.4, "a::2": 0.4, "b::1": 70.64}, path)
+    assert read(path) == {"a::1": 2.4, "b::1": 70.6}
+    store({"a::1": 0.1, "a::2": 9.0}, path)
+    assert read(path) == {"a::2": 9.0, "b::1": 70.6}

@@ -69,6 +69,9 @@ CURES = {
     "Loader.pin_memory": 'give device="cuda": batches arrive there by way of pinned memory',
     "Loader.pin_memory_device": "give device=",
     "Loader.in_order": "leave it out: batches always come in order",
+    "Loader.log": 'to log which rows are trained, give reports=dataio.Reports(rows="runs/a/rows")',
+    "Kakurenbo.columns": "for losses of all epochs, have a subclass say columns = "
+    '(*importance.Kakurenbo.columns, "history")',
     "Loader.timeout": "give dataio.Shards(names, retry=dataio.Retry(read_timeout_s=60))",
     **dict.fromkeys(
         ("Loader.sampler", "Loader.batch_sampler"),

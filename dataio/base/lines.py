@@ -1,6 +1,7 @@
 """Files of JSON lines that are appended to, each line with its own checksum.
 
-What a kill or a full disk cut off is no line; what has changed since it was written is damage.
+What a kill or a full disk cut off is no line, nor are zeros, as a power cut leaves them; what has
+changed since it was written is damage.
 """
 
 import json
@@ -29,21 +30,22 @@ def read_checked_lines(path: Path) -> Iterator[dict[str, Any]]:
         OSError: If the file cannot be read.
     """
     for number, text in enumerate(path.read_bytes().split(b"\n"), 1):
-        if text.strip():
-            try:
-                line = parse_checked_line(text)
-            except ValueError as error:
-                raise DamagedFileError(f"{path}: line {number} {error}") from error
-            if line is not None:
-                yield line
+        try:
+            line = parse_checked_line(text)
+        except ValueError as error:
+            raise DamagedFileError(f"{path}: line {number} {error}") from error
+        if line is not None:
+            yield line
 
 
 def parse_checked_line(text: bytes) -> dict[str, Any] | None:
-    """Read a line, without its checksum; None if it is the beginning of one.
+    """Read a line, without its checksum; None if it is the beginning of one, or blank.
 
     Raises:
         ValueError: If it is damaged; it says how.
     """
+    if not text.strip(b"\0 \r"):
+        return None
     try:
         line = dict(json.loads(text))
         checksum = line.pop("checksum")

@@ -94,7 +94,7 @@ class Figures:
     exchange_overlap_fraction: float = 0.0
     waits: Waits = field(default_factory=Waits)
     steps: Waits = field(default_factory=Waits)
-    started: float = field(default_factory=time.perf_counter)
+    started: float = 0.0
     disk_bytes_before: int = field(default_factory=lambda: disk_bytes_read())
     padded: int = 0
     _ended: tuple[float, float, int, int, int] = field(
@@ -119,7 +119,7 @@ class Figures:
             "wait_p50_s": waits.percentile(50),
             "wait_p95_s": waits.percentile(95),
             "wait_p99_s": waits.percentile(99),
-            "samples_per_s": self.rows / max(time.perf_counter() - self.started, 1e-9),
+            "samples_per_s": self.rows / (time.perf_counter() - self.started),
             "disk_bytes": disk,
             "page_cache_bytes": max(cache_bytes - disk, 0),
             "peer_bytes": self.exchanged_bytes + pulled_bytes,
@@ -127,6 +127,7 @@ class Figures:
 
     def add_batch(self, wait_s: float, rows: int) -> None:
         """Count a batch that was waited for."""
+        self.started = self.started or time.perf_counter() - wait_s
         self.waits.add(wait_s)
         self.batches += 1
         self.rows += rows

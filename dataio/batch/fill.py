@@ -1,5 +1,6 @@
 """Located rows -> the fields of a batch: copied or decoded, row by row, on any thread."""
 
+import math
 import threading
 from collections.abc import Mapping
 
@@ -11,9 +12,11 @@ from dataio.base.errors import About, FieldError
 from dataio.base.seeding import key, uniform
 from dataio.batch.job import BatchJob, BatchWork, Pictures
 from dataio.rows.decode import check_decodes, decode_image, image_shape, store_pixels
+from dataio.rows.fields import Array as ArrayField
 from dataio.rows.fields import Decodes, Field, Text, Tokens
 from dataio.rows.image import Image, Mask
 from dataio.rows.on_device import DeviceDecoder, PicturesOnDevice
+from dataio.rows.patch import Patches
 from dataio.rows.refused import WORDS, find_refused, is_replaced
 from dataio.rows.samples import Array, AsList, NothingDecodesError, OnError, Value
 from dataio.rows.views import MIDDLE, NUM_DRAWS, Draws, RandomResizedCrop, Size
@@ -65,9 +68,19 @@ class Filler:
             for number, column in enumerate(schema.fixed)
             if isinstance(kind := fields[column.name], Image) and kind.draws
         }
-        kept = [
-            (i, column) for i, column in enumerate(schema.fixed) if column.name not in self._anew
-        ]
+        self._patches = {
+            column.name: (number, patch)
+            for number, column in enumerate(schema.fixed)
+            if isinstance(kind := fields[column.name], ArrayField) and (patch := kind.patch)
+        }
+        # Of a row's fixed fields, what is read of them
+        self.fixed_bytes = schema.fixed_bytes
+        for number, patch in self._patches.values():
+            column = schema.fixed[number]
+            saved = math.prod(column.shape) - math.prod(patch.out(column.shape))
+            self.fixed_bytes -= saved * np.dtype(column.dtype).itemsize
+        others = self._anew.keys() | self._patches
+        kept = [(i, column) for i, column in enumerate(schema.fixed) if column.name not in others]
         self._large = [(i, column.name) for i, column in kept if column.width_bytes > SMALL_BYTES]
         self._small = [(i, column.name) for i, column in kept if column.width_bytes <= SMALL_BYTES]
         self._aligned = _aligned({n: kind for n, kind in pictures.items() if n in schema.variable})
@@ -83,7 +96,7 @@ class Filler:
             if isinstance(kind := fields[name], Tokens) and kind.length is None
         ]
         compressed = any(name in pictures for name in schema.variable)
-        self.decodes = compressed or bool(self._anew) or bool(self.own)
+        self.decodes = compressed or bool(self._anew or self.own or self._patches)
 
     def gather_small(self, position: NDArray[np.int64]) -> dict[str, Array]:
         """Copy the small fixed fields of positions of any shape: dtype[*position.shape, *shape]."""
@@ -95,11 +108,19 @@ class Filler:
             return None
         return {name: self._reader.column(number) for number, name in self._large}
 
+    def parts(self, work: BatchWork) -> dict[str, Patches]:
+        """Draw the patches of a batch, for each field that is delivered so."""
+        stream, shapes = key(self._seed, "patches", epoch=work.epoch), self._reader.schema.fixed
+        return {
+            name: patch.part(shapes[number].shape, stream, work.occurrences)
+            for name, (number, patch) in self._patches.items()
+        }
+
     def prepare(self, work: BatchWork) -> BatchJob:
         """Allocate what a batch needs."""
         located, num_rows = work.located, len(work.located.position)
         reader = work.reader or self._reader
-        job = BatchJob(work, dict(work.small), [], [], [])
+        job = BatchJob(work, dict(work.small), [], [], [], [])
         if self._replaced:
             self._refuse_replaced(job, reader)
         for number, name in self._large:
@@ -107,6 +128,17 @@ class Filler:
             out = self._ring.take((num_rows, *column.shape[1:]), column.dtype)
             job.copies.append((column, out))
             job.values[name] = out
+        for name, part in self.parts(work).items() if self._patches else ():
+            number, patch = self._patches[name]
+            column = reader.column(number)
+            out = self._ring.take((num_rows, *patch.out(part.whole)), column.dtype)
+            job.values[name] = out
+            into = out if patch.num else out[:, None]
+            # What was fetched is the patches already
+            if work.reader is not None:
+                job.copies.append((column, into))
+            else:
+                job.cuts.append((column, part, into))
         for number, name in enumerate(self._reader.schema.variable):
             bounds = located.bounds
             data = reader.extents(located.heap, bounds[:, number], bounds[:, number + 1])
@@ -219,6 +251,9 @@ class Filler:
         for column, out in job.copies:
             # mode="clip" because the default checks by way of a second buffer
             column.take(position, 0, out[start:stop], "clip")
+        for column, part, out in job.cuts:
+            for row, at in enumerate(position, start):
+                part.copy(row, column[at], out[row])
         sizes: dict[tuple[str, int], Size] = {}
         for pictures in job.images:
             for row in range(start, stop):
@@ -326,7 +361,10 @@ class Filler:
     def refuse(self, job: BatchJob, row: int, error: FieldError) -> None:
         """Raise what is wrong with a row, or leave the row to become padding."""
         if self._on_error == "raise":
-            raise error.knowing(self.about(job, row)) from error.__cause__
+            message = str(error)
+            if "on_error" not in message:
+                message += ', or go on without such samples with on_error="skip"'
+            raise FieldError(message).knowing(self.about(job, row)) from error.__cause__
         with self._lock:
             job.work.bad |= {row}
 

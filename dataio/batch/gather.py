@@ -28,6 +28,7 @@ from dataio.batch.shape import Shaper
 from dataio.batch.verify import RowVerifier
 from dataio.batch.watch import How, TransformWatch
 from dataio.rows import on_device
+from dataio.rows.fields import Array
 from dataio.rows.image import Image
 from dataio.rows.samples import Batch, NothingDecodesError, Sample, Value
 from dataio.source.base import place_of
@@ -94,11 +95,14 @@ class Gather:
         self._timeout_s = world.timeout_s
         self._ring = BufferRing(pinned=pinned)
         self._reader = RowReader(cache.schema, cache.files.fixed, cache.directory)
+        verify = arguments.cache.verify
+        # A checksum is that of a whole row, which nobody reads
+        self._cuts = any(isinstance(kind, Array) and kind.patch for kind in fields.values())
         self._verifier = RowVerifier(
             cache,
             self._reader,
             num_slots=pool.num_slots,
-            verify=arguments.cache.verify,
+            verify="never" if self._cuts and verify == "once" else verify,
             on_error=arguments.on_error,
             repair=pool.repair,
         )
@@ -270,16 +274,17 @@ class Gather:
 
     def _checked(self, pending: Pending) -> Pending:
         """Check a batch's rows, on the caller's thread: a repair reads the source."""
-        work, fetched = pending.work, None
+        work, located, reader = pending.work, pending.work.located, None
         if pending.fetch is not None:
             fetched = pending.fetch.result(self._timeout_s)
+            if not self._cuts:
+                located, reader = fetched.located, fetched.reader
             if self._workers is None:
                 work.reader, work.located = fetched
             # Other processes read for themselves, from the page cache now
             pending.fetch = None
         if pending.unchecked is None:
             return pending
-        located, reader = (work.located, None) if fetched is None else fetched[::-1]
         found = self._verifier.check(pending.unchecked, located, reader)
         if found.relocated is not None:
             work.reader, work.located = None, found.relocated

@@ -12,6 +12,7 @@ from dataio.batch.stack import StackedColumns
 from dataio.rows.fields import Decodes
 from dataio.rows.image import Image, Mask
 from dataio.rows.on_device import PicturesOnDevice
+from dataio.rows.patch import Patches
 from dataio.rows.samples import Array, Sample, Value
 from dataio.rows.views import Draws
 from dataio.store.files.reader import Located, RowReader
@@ -77,7 +78,7 @@ class Pictures(NamedTuple):
 
 @dataclass(slots=True)
 class BatchJob:
-    """A batch being made: `copies`, `images` and `decodes` list what `run` fills.
+    """A batch being made: `copies`, `images`, `decodes` and `cuts` list what `run` fills.
 
     Attributes:
         draws: Numbers of each sample for its pictures; None where nothing is drawn.
@@ -92,6 +93,7 @@ class BatchJob:
     copies: list[tuple[Array, Array]]
     images: list[Pictures]
     decodes: list[tuple[str, Decodes, Sequence[memoryview]]]
+    cuts: list[tuple[Array, Patches, Array]]
     draws: list[Draws] | None = None
     results: StackedColumns | None = None
     samples: list[Sample | None] | None = None

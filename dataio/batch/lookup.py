@@ -103,7 +103,8 @@ class Lookup:
         ahead_bytes = 0
         try:
             for one in pending:
-                one.fetch = fetcher.fetch(one.work.located, one.work.small)
+                parts = self._assembler.filler.parts(one.work)
+                one.fetch = fetcher.fetch(one.work.located, one.work.small, parts)
                 waiting.append(one)
                 ahead_bytes += one.num_bytes
                 while len(waiting) > 1 and (len(waiting) > AHEAD or ahead_bytes > most_bytes):
@@ -169,9 +170,9 @@ class Lookup:
             yield Pending(work, slot, sample_id, weights, todo, num_bytes[number])
 
     def _stored_bytes(self, located: Located) -> list[int]:
-        """Bytes of each batch of a block, as they lie in the cache's files."""
+        """Bytes of each batch of a block, as they are read of the cache's files."""
         num_steps, num_rows = located.position.shape
-        fixed_bytes = num_rows * self._cache.schema.fixed_bytes
+        fixed_bytes = num_rows * self._assembler.filler.fixed_bytes
         if not self._cache.schema.variable:
             return [fixed_bytes] * num_steps
         extents = located.bounds[..., -1] - located.bounds[..., 0]

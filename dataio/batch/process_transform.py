@@ -116,7 +116,9 @@ class WorkerRows(Dataset[Made]):
                 self._fetcher.close()
             self._fetcher = Fetcher(reader) if exceeds_memory(reader) else None
         if self._fetcher is not None:
-            work.reader, work.located = self._fetcher.fetch(work.located, work.small).result()
+            parts = self._assembler.filler.parts(work)
+            fetch = self._fetcher.fetch(work.located, work.small, parts)
+            work.reader, work.located = fetch.result()
         assembler = self._assembler
         job = assembler.prepare(work)
         assembler.run(job, 0, len(work.located.position))

@@ -1,10 +1,11 @@
 """What a sample holds: for each field where it lies in the source, and its stored form."""
 
+import dataclasses
 import json
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -28,7 +29,9 @@ from dataio.rows.encoding import (
     reject,
 )
 from dataio.rows.image import Image, ImageSize, Mask
+from dataio.rows.patch import RandomPatch
 from dataio.rows.rows import FixedColumn, RowSchema
+from dataio.rows.tiles import Tiles
 
 __all__ = [
     "Array",
@@ -39,6 +42,7 @@ __all__ = [
     "ImageSize",
     "Int",
     "Mask",
+    "RandomPatch",
     "Raw",
     "Stored",
     "Text",
@@ -193,22 +197,56 @@ class Float:
 @checked
 @dataclass(frozen=True)
 class Array:
-    """An array of one shape: raw little-endian bytes, an ``.npy``, or a list column."""
+    """An array of one shape: raw little-endian bytes, an ``.npy``, or a list column.
+
+    Attributes:
+        key: Extension or column.
+        shape: Of a whole sample.
+        dtype: Of its numbers.
+        tiles: Cuts each sample among ranks; None: a rank holds whole ones. See docs/grids.md.
+        patch: Deliver `RandomPatch` es of it; the cache keeps all of it. None: all is delivered.
+    """
+
+    DELIVERED: ClassVar = ("patch",)
 
     key: str
     shape: tuple[Count, ...]
     dtype: str
+    tiles: Tiles | None = dataclasses.field(default=None, repr=False)
+    _: KW_ONLY
+    patch: RandomPatch | None = None
 
     def __post_init__(self) -> None:
         check_key(self)
+        if self.tiles is not None:
+            self.tiles.check(self.shape, f"Array({self.key!r})")
         if not is_numeric(self.dtype):
             raise ValueError(
                 f"Array({self.key!r}): dtype {self.dtype!r} is not one of numbers; use "
                 "float32 or such"
             )
+        if self.tiles is not None and self.patch is not None:
+            raise ValueError(
+                f"Array({self.key!r}): has tiles and a patch, expected one of them, as a patch may "
+                "lie on several ranks; leave one out"
+            )
+        cut = self.patch.shape if self.patch is not None else ()
+        if len(cut) > len(self.shape) or any(map(int.__gt__, cut[::-1], self.shape[::-1])):
+            raise ValueError(
+                f"Array({self.key!r}): patch is {list(cut)}, must be no larger than the last axes "
+                f"of {list(self.shape)}; give a smaller one"
+            )
+
+    @property
+    def draws(self) -> bool:
+        """Whether deliveries differ from epoch to epoch."""
+        return self.patch is not None
 
     def column(self, name: str) -> FixedColumn:
-        return FixedColumn(name, np.dtype(self.dtype).newbyteorder("<").str, self.shape)
+        shape = self.shape
+        if self.tiles is not None:
+            shape = tuple(part.stop - part.start for part in self.tiles.box(shape))
+        return FixedColumn(name, np.dtype(self.dtype).newbyteorder("<").str, shape)
 
     def encode(self, raw: Raw, where: str) -> Stored:
         expected = f"{self.dtype}{list(self.shape)}"
@@ -358,5 +396,7 @@ def _declaration(field: Field) -> dict[str, object]:
     stored = {k: v for k, v in vars(field).items() if k not in getattr(field, "DELIVERED", ())}
     if "dtype" in stored:
         stored["dtype"] = np.dtype(stored["dtype"]).newbyteorder("<").str
+    if isinstance(field, Array) and (tiles := stored.pop("tiles")) is not None:
+        stored["box"] = [(part.start, part.stop) for part in tiles.box(field.shape)]
     described: dict[str, object] = json.loads(json.dumps(stored, default=repr))
     return {"kind": type(field).__name__, **described}

@@ -10,11 +10,13 @@ from dataio.source.open import Shards, open_some, open_source
 from dataio.source.storage.files import Storage, StorageFile
 from dataio.source.storage.retry import Retry
 from dataio.source.storage.throttle import Throttle
+from dataio.source.wrap.anemoi import Anemoi
 from dataio.source.wrap.packed import Sequences
 from dataio.source.wrap.torch_dataset import DatasetSource
 from dataio.source.wrap.transformed import TransformedSource
 
 __all__ = [
+    "Anemoi",
     "ArrayFiles",
     "DatasetSource",
     "ImageFolderSource",

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
-from dataio.rows.fields import Field
+from dataio.rows.fields import Array, Field
 from dataio.rows.rows import Rows
+from dataio.rows.tiles import Tiles
 from dataio.source.storage.files import Storage
 
 
@@ -292,6 +293,19 @@ class ShardedSource:
                 first = self.shards[0].path
                 asked = shard if shard.path == first else replace(shard, like=first)
                 yield from self._format.read(self.storage, asked, numbers, fields)
+
+
+@runtime_checkable
+class ReadsTiles(Protocol):
+    """A source that reads a tile alone. Optional: of others whole samples are read, and cut."""
+
+    def tile_bytes(self, field: Array, tiles: Tiles) -> tuple[int, str]:
+        """Count the bytes of a sample, unpacked, that are read for a tile, about.
+
+        Returns:
+            They, and what would make them fewer, for a message.
+        """
+        ...
 
 
 @runtime_checkable

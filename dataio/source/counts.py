@@ -162,6 +162,8 @@ class ShardCounter:
         Raises:
             SourceError: If it is empty or damaged, or not whole yet.
         """
+        if path in self.storage.may_lack and listed and not self.storage.exists(path):
+            return ShardInfo([listed], 0, 0, [])
         found = self._found(path, listed, earlier)
         if not self.may_be_empty and (found.num_bytes == 0 or sum(found.counts) < 1):
             raise SourceError(

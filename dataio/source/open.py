@@ -40,6 +40,7 @@ from dataio.source.listing import (
 from dataio.source.storage.files import Storage
 from dataio.source.storage.retry import Retry
 from dataio.source.storage.throttle import Throttle
+from dataio.source.wrap.anemoi import Anemoi
 from dataio.source.wrap.growing import CountedShard, GrowingSource
 from dataio.source.wrap.packed import SequenceFormat, Sequences, SequenceSource, check_suffix
 from dataio.source.wrap.stored import StoredFormat, StoredSource
@@ -100,6 +101,7 @@ def open_source(
     | os.PathLike[str]
     | Sequence[str | os.PathLike[str]]
     | ArrayFiles
+    | Anemoi
     | WebDatasetPipeline
     | Arrays
     | MapDataset,
@@ -134,7 +136,7 @@ def open_source(
     Raises:
         SourceError: On every rank, if the pattern names nothing, or any rank finds a broken shard.
     """
-    if isinstance(spec, ArrayFiles):
+    if isinstance(spec, ArrayFiles | Anemoi):
         return spec.open(world)
     check_openable(spec)
     if isinstance(spec, Mapping) or not (names_shards(spec) or is_pipeline(spec)):

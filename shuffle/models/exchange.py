@@ -8,7 +8,6 @@ its rows, never on when the bytes arrived. All calls come from the training thre
 
 import time
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal
 
 import numpy as np
@@ -263,12 +262,7 @@ class ModelExchange:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # After an error the partner may never answer
         if kind is None:
             self.close()

@@ -11,15 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shuffle
-from dataio import (
-    Int,
-    Mixture,
-    NodeCache,
-    NumpySource,
-    Staging,
-    StateError,
-    Workers,
-)
+from dataio import Int, Mixture, NodeCache, NumpySource, Staging, StateError, Workers
 from dataio.plan.exclusion import exclude_ids
 from dataio.plan.layout import Layout
 from dataio.world import run_threads, single_world, thread_worlds
@@ -105,12 +97,7 @@ def every_pair():
         marks = [pytest.mark.slow if (place + policy + name) % 5 else pytest.mark.thorough]
         marks += [pytest.mark.smoke] if named == "10 %" else []
         yield pytest.param(
-            layout,
-            shuffled,
-            chosen,
-            ids,
-            id=f"{layout}-{shuffled}-{chosen}-{named}",
-            marks=marks,
+            layout, shuffled, chosen, ids, id=f"{layout}-{shuffled}-{chosen}-{named}", marks=marks
         )
 
 

@@ -5,17 +5,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dataio import (
-    DataioError,
-    Int,
-    NumpySource,
-    WorldError,
-)
+from dataio import DataioError, Int, NumpySource, WorldError
 from dataio.world import run_threads, single_world, thread_worlds
-from tests.dataio.exclude_run import (
-    NUM_SAMPLES,
-    make,
-)
+from tests.dataio.exclude_run import NUM_SAMPLES, make
 
 
 def exclusion_of(tmp_path, given, source=None):

@@ -86,15 +86,13 @@ def test_hidden_rows_are_not_read_decoded_or_delivered_for_training(
                 loader._session.pool.sample_ids[loader._run.running.plan.selection.hidden].tolist()
             )
             hides.append(len(hidden))
-            for _ in loader:
-                pass
+            list(loader)
             for what, ids in touched.items():
                 visible = set(range(NUM_SAMPLES)) - hidden
                 assert set(ids) - {-1} == visible, f"{what} in epoch {epoch}"
             report(loader, epoch)
             touched["delivered"].clear()
-            for _ in loader.refresh():
-                pass
+            list(loader.refresh())
             due = hidden if policy is REFRESHED else set()
             assert set(touched["delivered"]) - {-1} == due, "a refresh is what reads them"
         most = 14 if policy is PRUNE else 12  # topped up to full steps
@@ -210,9 +208,9 @@ def test_a_process_that_decodes_fetches_its_rows_too_beyond_memory(
         here.run(job, 0, 8)
         fetched, fetch = [], Fetcher.fetch
 
-        def note(fetcher, located, small):
+        def note(fetcher, located, *others):
             fetched.append(located)
-            return fetch(fetcher, located, small)
+            return fetch(fetcher, located, *others)
 
         monkeypatch.setattr(Fetcher, "fetch", note)
         rows = WorkerRows(for_workers)

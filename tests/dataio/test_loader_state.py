@@ -6,6 +6,7 @@ import logging
 import threading
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 import dataio.state.snapshot
@@ -14,12 +15,7 @@ from dataio.store.cache import Cache
 from dataio.store.commit_log import CommitLog
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo, RandomPrune
-from tests.dataio.loaders import (
-    POLICIES,
-    digest,
-    loss_of,
-    make,
-)
+from tests.dataio.loaders import POLICIES, digest, loss_of, make
 
 
 def test_the_state_is_small_json_and_goes_on_without_importance(tmp_path):
@@ -35,6 +31,38 @@ def test_the_state_is_small_json_and_goes_on_without_importance(tmp_path):
     with make(single_world(), tmp_path) as loader:
         loader.load_state_dict(json.loads(state))
         assert [digest(batch) for batch in loader] == batches[4:]
+
+
+@pytest.mark.parametrize("batch_size", [5, 3])
+def test_the_length_of_an_epoch_that_goes_on_is_one_before_the_loop_and_in_it(tmp_path, batch_size):
+    with make(single_world(), tmp_path, batch_size=5) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with make(single_world(), tmp_path, batch_size=batch_size) as loader:
+        loader.load_state_dict(state)
+        length, done = len(loader), loader.step
+        assert [len(loader) for _ in loader] == [length] * (length - done)
+
+
+def test_a_save_of_other_files_is_told_once_that_places_may_be_of_other_samples(tmp_path, caplog):
+    def opened(values, cache):
+        fields = {"x": dataio.Int("x")}
+        return dataio.Loader(
+            {"x": values}, batch_size=5, fields=fields, cache=dataio.NodeCache(tmp_path / cache),
+            world=single_world(),
+        )  # fmt: skip
+
+    values = np.arange(20)
+    with opened(values, "a") as loader:
+        loader.save(tmp_path / "saved")
+        state = loader.state_dict()
+    with opened(values, "a") as loader:
+        loader.restore(tmp_path / "saved")
+    assert not caplog.records
+    with opened(values[::-1].copy(), "b") as loader:
+        loader.restore(tmp_path / "saved")
+        loader.load_state_dict(state)
+    assert ["begin anew" in record.message for record in caplog.records] == [True, True]
 
 
 def test_ranks_made_differently_are_told_which(tmp_path):

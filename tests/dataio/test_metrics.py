@@ -32,8 +32,7 @@ def by_epoch(tmp_path_factory):
     ) as loader:  # fmt: skip
         found = []
         for _ in loader.epochs(3):
-            for _ in loader:
-                pass
+            list(loader)
             found.append(loader.stats())
     return found
 

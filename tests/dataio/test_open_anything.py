@@ -1,6 +1,7 @@
 """A loader takes what people have: datasets, arrays, files that were converted as advised."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -250,3 +251,12 @@ def test_what_is_no_source_is_refused(source: Any, message: str, tmp_path: Path)
     with pytest.raises((TypeError, dataio.DataioError), match=message):
         make(source, tmp_path / "cache", {"x": Int("x")})
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_shard_may_have_a_name_that_is_no_utf_8(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/a\xff.jsonl")
+    Path(path).write_text("\n".join(json.dumps({"x": i}) for i in range(8)))
+    for _ in range(2):  # staged, and found in the cache
+        assert rows(make(path, tmp_path / "cache", {"x": Int("x")}), "x") == {
+            i: i for i in range(8)
+        }

@@ -2,22 +2,21 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.dataio.loaders import POLICIES
+from tests.multirank import job_environ, python_command
 
 PROGRAM = Path(__file__).parents[1] / "ranks" / "loader_resume.py"
 
 
 def start(part, work, policy):
     """Run one process to its end; what each of its ranks saw."""
-    command = [sys.executable, str(PROGRAM), part, str(work), policy]
-    environment = {"PYTHONPATH": str(PROGRAM.parents[2]), "OMP_NUM_THREADS": "1"}
+    command = [*python_command(), str(PROGRAM), part, str(work), policy]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=environment, check=False
+        command, capture_output=True, text=True, timeout=120, env=job_environ(), check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -25,8 +25,7 @@ def test_every_call_leads_to_its_state(tmp_path):
         saved = loader.state_dict()
         loader.save(tmp_path / "save")
         assert is_state(loader, Running, 0, 1)
-        for _ in loader:
-            pass
+        list(loader)
         loader.set_epoch(1)
         assert is_state(loader, Running, 1, 0)
         loader.load_state_dict(saved)
@@ -34,7 +33,7 @@ def test_every_call_leads_to_its_state(tmp_path):
             "it begins with the next call that needs an epoch"
         )
         assert loader.state_dict() == saved
-        assert (loader.epoch, loader.step) == (1, 0), "until then the attributes are of the last"
+        assert (loader.epoch, loader.step) == (0, 1), "the attributes are of where it goes on"
         assert not loader.is_used_up()
         assert is_state(loader, Running, 0, 1)
         loader.set_epoch(3)

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from tests.docs.blocks import blocks_of
-from tests.multirank import ROOT
+from tests.multirank import ROOT, launch_command, run_job
 from tonari import cli
 
 BLOCKS = blocks_of(ROOT / "docs/grids.md")
-EXAMPLE, PATCHES, NORMALISE, PAIRS = (b.text for b in BLOCKS if b.language == "python")
+EXAMPLE, PATCHES, NORMALISE, PAIRS, TILES = (b.text for b in BLOCKS if b.language == "python")
 COMMAND, *PRINTED = (b.text for b in BLOCKS if b.language in ("bash", "text"))
+TILES_PRINTED = next(text for text in PRINTED if text.startswith("rank 0"))
 SIZES = {"time": 48, "lat": 128, "lon": 256}
 
 
@@ -44,9 +45,18 @@ def test_the_recipes_give_tiles_patches_statistics_and_pairs(given):
         if block is EXAMPLE:
             assert next(iter(given["loader"]))["lat"].shape == (32, 64)
             given["loader"].close()
-    assert given["patches"].shape == (8, 64, 64)
+    assert given["patches"].shape == (8, 2, 64, 64)
     normal = given["normalise"]({"t2m": torch.tensor(given["written"])}, None)["t2m"]
     assert float(normal.mean()) == pytest.approx(0, abs=1e-3)
     assert float(normal.std()) == pytest.approx(1, rel=1e-3)
     assert (given["now"].shape, given["then"].shape) == ((4, 64, 64),) * 2
     assert not given["now"].equal(given["then"])
+
+
+@pytest.mark.multirank
+def test_two_ranks_hold_the_tiles_of_each_sample(given, tmp_path):
+    (tmp_path / "tiles.py").write_text(TILES)
+    status, printed = run_job([*launch_command("mpiexec", 2), "tiles.py"], env=None, timeout_s=120)
+    assert status == 0, printed
+    lines = [line for line in printed.splitlines() if line.startswith("rank ")]
+    assert sorted(lines) == TILES_PRINTED.splitlines()

@@ -155,14 +155,13 @@ def test_a_signal_is_the_programs_own_to_handle(forked_python: ForkedPython, tmp
         assert process.wait(20) == 7
 
 
-def test_a_job_that_takes_too_long_is_ended_with_the_stacks_of_its_ranks(
-    forked_python: ForkedPython, tmp_path: Path
-):
+def test_a_job_that_takes_too_long_is_ended_with_the_stacks_of_its_ranks(tmp_path: Path):
     program = "def hangs_here():\n    import time; print('begun', flush=True); time.sleep(600)\n"
     (tmp_path / "hangs.py").write_text(f"{program}hangs_here()")
-    command = [*launch_command("mpiexec", 2, python=forked_python.command)]
+    command = launch_command("mpiexec", 2)
+    run_job([*command, "-c", ""], env=None, timeout_s=60)  # All has been imported after this.
     with pytest.raises(TimeoutError) as error:
-        run_job([*command, str(tmp_path / "hangs.py")], env=None, timeout_s=10)
+        run_job([*command, str(tmp_path / "hangs.py")], env=None, timeout_s=5)
     assert str(error.value).count("begun") == 2
     assert str(error.value).count("in hangs_here") == 2
 
@@ -183,9 +182,9 @@ def test_what_imports_may_have_read_begins_anew(
 
 @pytest.mark.multirank
 @pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
-def test_what_a_launcher_starts_is_forked(forked_python: ForkedPython, launcher: Launcher):
+def test_what_a_launcher_starts_is_forked(launcher: Launcher):
     """None of the variables that launchers set makes it begin anew."""
-    command = launch_command(launcher, 2, python=forked_python.command)
+    command = launch_command(launcher, 2)
     program = "import sys; print('with torch' if 'torch' in sys.modules else 'without')"
     status, said = run_job([*command, "-c", program], env=None, timeout_s=60)
     assert (status, said.count("with torch")) == (0, 2), said

@@ -18,7 +18,6 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from typing_extensions import Self
@@ -100,12 +99,7 @@ class Lab:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _up(self) -> None:
@@ -218,9 +212,16 @@ class Lab:
 
     def commands(self, node: str) -> list[str]:
         """List the command lines of what runs on a node."""
+        return [_command(pid) for pid in self._running(node)]
+
+    def kill(self, node: str) -> None:
+        """Kill all that runs on a node, daemons too."""
+        for pid in self._running(node):
+            _kill(pid)
+
+    def _running(self, node: str) -> list[int]:
         holder = self._holders[node].pid
-        inside = [pid for pid in _inside({_namespace(holder)}) if pid != holder]
-        return [_command(pid) for pid in inside]
+        return [pid for pid in _inside({_namespace(holder)}) if pid != holder]
 
     def sent_bytes(self, node: str) -> int:
         """Count the bytes that a node has sent over its link."""

@@ -1,13 +1,17 @@
-"""A study on a real Slurm: an array over two nodes, a requeued task, a report at its end."""
+"""A study on a real Slurm: an array over two nodes; ranks by srun that go on without a node."""
 
 import json
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.dataio.job.live_ranks import write_samples
+from tests.dataio.job.test_live import check, steps_of
 from tests.lab.slurm import start_slurm, what_is_missing
 from tests.tonari.ablate.study import make_study
 
@@ -55,3 +59,39 @@ def test_an_array_trains_a_study_and_a_requeued_task_trains_what_is_missing(make
     on_node0("scontrol", "update", f"JobId={job}_3", "StartTime=now")  # not in two minutes
     wait_for(f"{job}_3")
     assert lost.exists()
+
+
+@pytest.mark.lab
+def test_srun_loses_a_node_the_others_train_on_and_another_srun_joins_them(make_lab, tmp_path):
+    if reason := what_is_missing():
+        pytest.skip(reason)
+    lab = make_lab(4)
+    slurm = start_slurm(lab, tmp_path / "slurm")
+    write_samples(tmp_path / "samples.parquet", 240)
+    given = json.dumps({"cache": str(lab.scratch / "cache"), "timeout_s": 60, "patience_s": 8})
+    called = json.dumps({"0": ["call", "forward", 40]})
+
+    def srun(*where: str, **environ: str) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            [*lab.enter("node0"), "srun", "--no-kill", "--wait=0", *where, sys.executable, "-m",
+             "tests.dataio.job.live_ranks", str(tmp_path), "3", called, given], cwd=ROOT,
+            env={**slurm, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+                 "SLURM_KILL_BAD_EXIT": "0", **environ},
+        )  # fmt: skip
+
+    def wait_until(holds: Callable[[], object]) -> None:
+        until_s = time.monotonic() + TIMEOUT_S
+        while not holds():
+            assert time.monotonic() < until_s
+            assert job.poll() is None, "see what srun wrote"
+            time.sleep(0.02)
+
+    job = srun("--nodes=3", "--ntasks=3")
+    wait_until(lambda: len(steps_of(tmp_path, 0)) > 9)
+    lab.kill("node1")
+    wait_until((tmp_path / "called-0").exists)
+    more = srun("--nodes=1", "--ntasks=1", FIRST="3", TONARI_LIVE_JOIN="1")
+    assert (job.wait(TIMEOUT_S), more.wait(TIMEOUT_S)) == (0, 0)
+    calls = check(tmp_path, 4, left=[0, 2, 3], num_samples=240)
+    assert [ranks for ranks, _ in calls] == [[0, 1, 2], [0, 2], [0, 2, 3]]
+    assert json.loads((tmp_path / "end-3.json").read_text())[-1] == [0, 1, 2], "a node each"

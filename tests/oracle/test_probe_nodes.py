@@ -119,7 +119,10 @@ def test_nodes_that_were_asked_for_and_are_not_there_are_an_error(tmp_path, caps
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=[pytest.mark.thorough])])
+@pytest.mark.parametrize(
+    "ranks",
+    [pytest.param(1, marks=pytest.mark.nightly), pytest.param(2, marks=pytest.mark.thorough)],
+)
 def test_two_nodes_are_probed_and_planned_without_a_file_whatever_their_clocks(
     run_ranks: RunRanks, tmp_path, capsys, ranks
 ):

@@ -72,7 +72,7 @@ MESHES = {
     "hsdp": (4, ("mesh.dp_shard=2",)),
     "pp, fsdp": (4, ("mesh.pp=2", "mesh.microbatches=2", "mesh.dp_shard=2")),
     "pp, tp": (4, ("mesh.pp=2", "mesh.microbatches=2", "mesh.tp=2")),
-    "fsdp, tp": (4, ("mesh.dp_shard=2", "mesh.tp=2")),
+    "fsdp, tp": (4, ("mesh.dp_shard=2", "mesh.tp=2", "model.depth=2")),
 }
 HARDEST = ("cp", "zbv", "pp, fsdp", "fsdp, tp")
 

@@ -66,7 +66,7 @@ def main() -> None:
         os.setuid(options["uid"])
     world = single_world()
     world.timeout_s = options.get("timeout_s", 60.0)
-    say(event="begin")
+    say(event="begin", pid=os.getpid())
     try:
         pool = open_pool(root, pattern, options, world)
     except DataioError as error:

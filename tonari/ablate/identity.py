@@ -28,7 +28,8 @@ RESULTS_VERSION = 2
 """Raised when the same settings give other results than before."""
 
 NO_RESULT = {
-    "data": ("train", "test", "cache", "staging", "workers"),
+    "data": ("train", "test", "cache", "workers"),
+    "staging": ("readers", "bandwidth"),
     "run": (
         "seed", "directory", "checkpoint_epochs", "checkpoint_steps", "checkpoint_tokens",
         "checkpoint_async", "keep_checkpoints", "trust_checkpoints", "log_steps", "tensorboard",
@@ -36,7 +37,7 @@ NO_RESULT = {
         "verify",
     ),
 }  # fmt: skip
-"""Settings by section that change no result, or are counted in by what they name."""
+"""Settings by section or table that change no result, or are counted in by what they name."""
 
 READ_BYTES = 1 << 22
 MOST_READ_BYTES = 1 << 28
@@ -68,11 +69,14 @@ def digest(config: Config, *, seed: int, launch: Sequence[str] = ()) -> str:
 def changed(section: Any, *, but: Sequence[str] = ()) -> dict[str, object]:
     """List the settings of a dataclass that are not at their defaults."""
     values = {its.name: (getattr(section, its.name), _default(its)) for its in fields(section)}
-    return {
-        name: changed(value) if is_dataclass(value) else as_plain(value)
+    found = {
+        name: changed(value, but=NO_RESULT.get(name, ()))
+        if is_dataclass(value)
+        else as_plain(value)
         for name, (value, default) in values.items()
         if name not in but and value not in (default, None)
     }
+    return {name: value for name, value in found.items() if value != {}}
 
 
 def _default(its: Field[Any]) -> object:
@@ -91,6 +95,9 @@ def _content(patterns: str | Sequence[str]) -> list[str]:
         except SourceError:
             folder = Path(pattern).expanduser()
             paths = sorted(str(path) for path in folder.rglob("*") if path.is_file())
+        # Where Megatron's sequences begin
+        beside = [f"{path[:-4]}.idx" for path in paths if path.endswith(".bin")]
+        paths += [path for path in beside if Path(path).is_file()]
         found += [_file_key(path) for path in paths] or [bare(pattern)]
     return found
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from dataio import DataioError
 from dataio.base.location import bare_within
+from dataio.rowlog.reading import ROWS
 from tonari import rows
 from tonari.ablate.oracle import is_not_zero
 from tonari.ablate.study import Cell, StudyConfig
@@ -21,7 +22,6 @@ from tonari.processes import GRACE_S
 from tonari.trainer.config.config import Config, build_config
 from tonari.trainer.config.settings import apply_override
 from tonari.trainer.errors import ConfigError
-from tonari.trainer.run.build import ROWS
 from tonari.trainer.run.loop import train
 
 RUNS = "runs"

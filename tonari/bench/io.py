@@ -5,6 +5,7 @@ import dataclasses
 import json
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,7 +251,12 @@ def measure(world: World, options: IO) -> Results:
     scratch = options.scratch or agree(
         world, lambda: cache_directory("auto"), doing="choosing the node's directory"
     )
-    notify, until = notify_in_place, Deadline(options.time_limit)
+    until = Deadline(options.time_limit)
+
+    def notify(line: str) -> None:
+        left_s = max(until.end - time.monotonic(), 0.0)
+        notify_in_place(line and f"{left_s:.0f} of {options.time_limit:g} s left, {line}")
+
     directory, scratch = options.directory.absolute(), scratch.absolute()
     try:
         wanted, training = options.wanted(), options.training()

@@ -59,8 +59,13 @@ class Prune:
     def run(self) -> int:
         """Run the command."""
         reports = survey(find_root(self.directory))
-        changed = [self.stale and is_stale(report) is True for report in reports]
+        stale = [is_stale(report) if self.stale else False for report in reports]
+        changed = [each is True for each in stale]
         going = self._choice().of(reports, changed, now_s=time.time())
+        unknown = [
+            report for report, each in zip(reports, stale, strict=True)
+            if each is None and report.problem is None and report not in going
+        ]  # fmt: skip
         freed: dict[str, int] = {}
         problems: dict[str, str] = {}
         bar = ProgressBar("removing caches", len(going), shown=not self.dry_run)
@@ -74,6 +79,11 @@ class Prune:
             bar.add(1)
         bar.close()
         self._say(freed, problems)
+        for report in unknown:
+            sys.stderr.write(
+                f"tonari cache: left {report.directory}: whether it is stale is not known, as "
+                f"{report.source} does not open by its name alone; if it is, remove the directory\n"
+            )
         return 1 if problems else 0
 
     def _say(self, freed: dict[str, int], problems: dict[str, str]) -> None:

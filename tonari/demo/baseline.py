@@ -38,14 +38,9 @@ def index_shards(shards: Sequence[Path], *, extension: str) -> list[Extent]:
             last = max(offset + length for offset, length in members.values())
             image, label = members[extension], members["cls"]
             extents.append(
-                Extent(
-                    str(path),
-                    first,
-                    last - first,
-                    (image[0] - first, image[1]),
-                    (label[0] - first, label[1]),
-                )
-            )
+                Extent(str(path), first, last - first, (image[0] - first, image[1]),
+                       (label[0] - first, label[1]))
+            )  # fmt: skip
     return extents
 
 
@@ -81,28 +76,19 @@ class BaselineBatches:
     """The baseline's batches of one replica, in the form the trainer's steps take."""
 
     def __init__(
-        self,
-        dataset: IndexedTar,
-        *,
-        batch_size: int,
-        num_workers: int,
-        rank: int,
-        world_size: int,
-        seed: int,
-    ) -> None:
+        self, dataset: IndexedTar, *, batch_size: int, num_workers: int, rank: int,
+        world_size: int, seed: int,
+    ) -> None:  # fmt: skip
         self.batch_size = batch_size
         self.sampler: DistributedSampler[Item] = DistributedSampler(
             dataset, num_replicas=world_size, rank=rank, shuffle=True, seed=seed
         )
         # forkserver: forking a process that runs MPI is not safe
         self.loader = DataLoader(
-            dataset,
-            batch_size,
-            sampler=self.sampler,
-            num_workers=num_workers,
+            dataset, batch_size, sampler=self.sampler, num_workers=num_workers,
             persistent_workers=num_workers > 0,
             multiprocessing_context="forkserver" if num_workers else None,
-        )
+        )  # fmt: skip
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         for image, label in self.loader:

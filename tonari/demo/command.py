@@ -286,13 +286,9 @@ def _start(options: Demo, runs: list[Settings], show: Show) -> list[Run]:
     work = Path(tempfile.mkdtemp(prefix="ranks-", dir=Path(str(runs[0]["cache"])).parents[1]))
     (work / "settings.json").write_text(json.dumps(runs))
     command = [
-        *mpiexec_command(options.ranks),
-        sys.executable,
-        "-m",
-        "tonari.demo.run",
-        str(work / "settings.json"),
-        str(work / "records.json"),
-    ]
+        *mpiexec_command(options.ranks), sys.executable, "-m", "tonari.demo.run",
+        str(work / "settings.json"), str(work / "records.json"),
+    ]  # fmt: skip
     environment = os.environ | {
         "TONARI_RANKS_PER_NODE": str(options.ranks // options.nodes),
         "OMP_NUM_THREADS": "1",

@@ -166,12 +166,9 @@ def run_dataloader(settings: RunSettings, job: Job, throttle: Throttle) -> DemoR
     world = job.world
     batches = BaselineBatches(
         IndexedTar(extents, throttle=throttle, channels=channels),
-        batch_size=settings.batch_size,
-        num_workers=settings.num_workers,
-        rank=world.rank,
-        world_size=world.world_size,
-        seed=settings.seed,
-    )
+        batch_size=settings.batch_size, num_workers=settings.num_workers, rank=world.rank,
+        world_size=world.world_size, seed=settings.seed,
+    )  # fmt: skip
     test = list(_test_batches(settings, job, throttle))
     training, meter = make_training(settings, job), LoopMeter(job, throttle)
     for epoch in range(settings.epochs):

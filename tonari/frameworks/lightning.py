@@ -35,11 +35,11 @@ class _EpochBatches:
 
 
 class DataModule(lightning.LightningDataModule):
-    """Feeds a Lightning Trainer that has ``max_epochs``.
+    """Feeds a Lightning Trainer with ``max_epochs`` and ``reload_dataloaders_every_n_epochs=1``.
 
-    Under an importance policy the Trainer has ``reload_dataloaders_every_n_epochs=1`` too, and the
-    model calls ``self.trainer.datamodule.loader.report``; its method ``rescore(batches)`` passes
-    hidden rows forward and reports them. Lightning calls every hook here on all ranks.
+    Under an importance policy the model calls ``self.trainer.datamodule.loader.report``; its method
+    ``rescore(batches)`` passes hidden rows forward and reports them. Lightning calls every hook
+    here on all ranks.
 
     Args:
         source: The training set, as `Loader` takes it.
@@ -73,10 +73,10 @@ class DataModule(lightning.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Make the loader: not earlier, as here Lightning has made the process group."""
         trainer = self.trainer
-        if self._options.get("importance") and trainer.reload_dataloaders_every_n_epochs != 1:
+        if trainer.reload_dataloaders_every_n_epochs != 1:
             raise ValueError(
-                "DataModule: hidden rows change an epoch's length, which Lightning asks for once; "
-                "give Trainer(reload_dataloaders_every_n_epochs=1)"
+                "DataModule: train_dataloader begins each epoch, and Lightning calls it once; give "
+                "Trainer(reload_dataloaders_every_n_epochs=1)"
             )
         self.loader = dataio.Loader(
             self._source, device=trainer.strategy.root_device, **self._options

@@ -11,9 +11,10 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from dataio import Bytes, Field, Source, open_source
+from dataio import Bytes, DataioError, Field, Source, open_source
 from dataio.base.atomic import write_file
 from dataio.plan.history import Scores
+from dataio.rowlog.reading import find_log
 from dataio.source.names import find_name, read_field
 from dataio.state.snapshot import load_scores
 from tonari.errors import CommandError
@@ -28,12 +29,7 @@ from tonari.hardest.rank import (
     reported_rows,
     within_classes,
 )
-from tonari.hardest.samples import (
-    find_image,
-    find_label,
-    find_places,
-    name_classes,
-)
+from tonari.hardest.samples import find_image, find_label, find_places, name_classes
 from tonari.hardest.saved import choose_measure, find_saved
 from tonari.hardest.table import Described, Row, make_table, rows_csv, to_tiles, words
 from tonari.hardest.texts import BESIDE, with_texts
@@ -65,7 +61,7 @@ class Hardest:
     with --duplicates."""
     source: str = ""
     """The shards that were trained on, as the loader was given them; by default those that the run
-    of tonari train names."""
+    of tonari train, or the log of rows beside SAVED, names."""
     out: Path
     """Directory for the results; made if need be."""
     image: str | None = None
@@ -191,9 +187,10 @@ def _open(saved: Path, given: str) -> tuple[Source, Config | None]:
     if given and (config is None or config.data.kind != "text"):
         return open_source(given), None
     if config is None:
-        raise CommandError(
-            f"{saved}: is no run of tonari train, which names what it trained on; give --source"
-        )
+        try:
+            return open_source(find_log(saved, log=None).attempts[-1].setup.source), None
+        except DataioError as error:
+            raise CommandError(f"{error}; or give --source") from error
     data = replace(config.data, train=given or config.data.train)
     return training_source(replace(config, data=data)), config
 

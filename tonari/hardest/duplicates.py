@@ -19,14 +19,7 @@ from dataio.rows.encoding import NPY_LOCK
 from dataio.source.names import find_name, read_blocks, read_field
 from tonari.errors import CommandError
 from tonari.hardest.fingerprint import SIDE, hash_pictures, similarity
-from tonari.hardest.groups import (
-    Pairs,
-    equal_pairs,
-    group,
-    kept_of,
-    near_embeddings,
-    near_hashes,
-)
+from tonari.hardest.groups import Pairs, equal_pairs, group, kept_of, near_embeddings, near_hashes
 from tonari.hardest.page import duplicates_page
 from tonari.hardest.samples import find_places
 from tonari.report.tables import to_csv

@@ -48,10 +48,11 @@ class Init:
     """Where they go; made if need be."""
     data: str = "shards/train-*.tar"
     """What to train on, as a loader takes it. It is looked into: for the fields, the number of
-    classes, the size of the pictures, and a test split beside it."""
+    classes, the size of the pictures, and test files: those with val, validation or test in their
+    name where these have train."""
     text: bool = False
-    """Write train.toml for text: --data is a corpus, which the next step packs into data/train, or
-    what tonari pack wrote."""
+    """Write train.toml for text, and no loop.py: --data is a corpus, which the next step packs into
+    data/train, or what tonari pack wrote."""
     image: str = ""
     """Extension or column of the image; found in the data unless given."""
     label: str = ""

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,10 @@ def main(argv: list[str]) -> int:
         lay_out(config, world_size)
     rounds: list[list[Probe]] = [[] for _ in configs]
     for number in range(given.rounds):
+        if not rank:
+            what = "the loader and steps" if given.data and not number else "steps"
+            said = f"timing {what}, round {number + 1} of {given.rounds}; minutes for a large job"
+            print(said, file=sys.stderr, flush=True)
         for config, words, out, found in zip(configs, overrides, outputs, rounds, strict=True):
             found.append(
                 probe(
@@ -81,6 +86,8 @@ def main(argv: list[str]) -> int:
                 # One that is stopped leaves what the rounds before it timed
                 save_probe(replace(joined(found), overrides=words), out)
                 print(f"{out}: round {number + 1} of {given.rounds}", flush=True)
+    if not rank:
+        print("timing messages between ranks", file=sys.stderr, flush=True)
     messages = probe_messages(device="cuda" if rounds[0][0].gpu else "cpu")
     for words, out, found in zip(overrides, outputs, rounds, strict=True):
         whole = replace(joined(found), overrides=words, messages=messages)

@@ -99,12 +99,9 @@ def _parser() -> argparse.ArgumentParser:
         help="print the mesh, who holds what, memory and delivery, in one process; start nothing",
     )  # fmt: skip
     parser.add_argument(
-        "--world",
-        type=int,
-        default=1,
-        metavar="N",
+        "--world", type=int, default=1, metavar="N",
         help="with --dry-run: ranks (default: those that a launcher started, or 1)",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--nodes", type=int, default=1, metavar="M", help="with --dry-run: nodes (default: 1)"
     )

@@ -9,6 +9,7 @@ from tonari.trainer.checkpoint.restore import find, restore
 from tonari.trainer.config.config import Config, load_config
 from tonari.trainer.deliver.deliver import ReplicaLoader
 from tonari.trainer.errors import CheckpointError, ConfigError, DeliveryError
+from tonari.trainer.mesh.branches import Branches, clip_grad_norm, gather_rows
 from tonari.trainer.mesh.mesh import axis_sizes, make_mesh
 from tonari.trainer.mesh.parallelize import average_buffers, parallelize
 from tonari.trainer.mesh.pipeline import Pipeline
@@ -24,10 +25,11 @@ from tonari.trainer.run.words import Summary
 from tonari.trainer.watch.metrics import MetricsLog
 
 __all__ = [
-    "GPT", "Adapted", "CheckpointError", "Checkpoints", "Classify", "Columns", "Config",
+    "GPT", "Adapted", "Branches", "CheckpointError", "Checkpoints", "Classify", "Columns", "Config",
     "ConfigError", "CountsTargets", "DeliveryError", "Inputs", "MetricsLog", "NextToken",
     "Pipeline", "Place", "Progress", "ReplicaLoader", "ResNet", "SmallCNN", "StagedModel",
     "Summary", "Task", "TorchVersionError", "Verdict", "ViT", "average_buffers",
-    "axis_sizes", "evaluate", "find", "learning_rate", "load_config", "make_mesh",
-    "parallelize", "place_of", "rescore", "restore", "seeded", "train", "train_step", "verify",
+    "axis_sizes", "clip_grad_norm", "evaluate", "find", "gather_rows", "learning_rate",
+    "load_config", "make_mesh", "parallelize", "place_of", "rescore", "restore",
+    "seeded", "train", "train_step", "verify",
 ]  # fmt: skip

@@ -47,5 +47,5 @@ def own_overrides(mesh: MeshConfig) -> tuple[str, ...]:
     """Complete a config's own mesh: replicas are as many as fit, of which two say enough."""
     if mesh.dp_replicate is not None:
         return ()
-    alone = mesh.pp * mesh.dp_shard * mesh.cp * mesh.tp == 1
+    alone = mesh.pp * mesh.dp_shard * mesh.sharing * mesh.tp == 1
     return (f"mesh.dp_replicate={2 if alone else 1}",)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from os import PathLike, fspath
 
@@ -15,6 +16,7 @@ from dataio.base.location import bare
 from dataio.rows.encoding import TIMES, converted, is_wider
 from dataio.rows.fields import Array, Field, Float, Int, row_schema
 from dataio.rows.rows import FixedColumn, Rows, make_rows
+from dataio.rows.tiles import Box, Tiles
 from dataio.source.base import check_ids
 from dataio.source.formats.npy import NpyFile, ReadRows
 from dataio.source.row_block import BLOCK_BYTES
@@ -24,6 +26,9 @@ from dataio.source.values import refuse_letters, unmasked
 
 HASH_BYTES = 64 << 20
 """Hashed together."""
+
+Part = tuple[str, Tiles | None]
+"""What is read for a field: its key, and its tiles, of which it is one."""
 
 
 class MemoryArray:
@@ -42,9 +47,14 @@ class MemoryArray:
         return digest.hexdigest()
 
     @contextmanager
-    def opened(self) -> Iterator[ReadRows]:
-        """Offer the rows for reading."""
-        yield lambda numbers: self._array[numbers]
+    def opened(self, box: Box) -> Iterator[ReadRows]:
+        """Offer a part of the rows for reading."""
+        part = self._array[(slice(None), *box)]
+        yield lambda numbers: part[numbers]
+
+    def part_bytes(self, box: Box) -> int:
+        """Nothing is read."""
+        return 0
 
 
 @checked
@@ -115,10 +125,23 @@ class NumpySource:
                     f"{self.name}: found the arrays {', '.join(self._arrays)}, expected "
                     f"{field.key!r} for field {name!r}; name one of these"
                 )
+            shape = self._arrays[field.key].shape[1:]
+            if isinstance(field, Array) and field.tiles is not None and field.shape != shape:
+                raise FieldError(
+                    f"{self.name}: a row of the array {field.key!r} is {list(shape)}, expected "
+                    f"{list(field.shape)} for field {name!r}; declare the shape of a whole sample, "
+                    "of which each rank reads a tile"
+                )
         return self._read(sample_ids, fields)
 
+    def tile_bytes(self, field: Array, tiles: Tiles) -> tuple[int, str]:
+        """Count the bytes of a sample that are read for a tile; see `ReadsTiles`."""
+        cure = "cut along the first axes: their parts lie apart in the file"
+        return self._arrays[field.key].part_bytes(tiles.box(field.shape)), cure
+
     def _read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
-        keys = {field.key for field in fields.values()}
+        parts = {(field.key, getattr(field, "tiles", None)) for field in fields.values()}
+        keys = {key for key, _ in parts}
         row_bytes = sum(
             array.dtype.itemsize * int(np.prod(array.shape[1:]))
             for key, array in self._arrays.items()
@@ -126,16 +149,21 @@ class NumpySource:
         )
         num_rows = max(BLOCK_BYTES // max(row_bytes, 1), 1)
         with ExitStack() as files:
-            rows = {key: files.enter_context(self._arrays[key].opened()) for key in keys}
+            rows: dict[Part, ReadRows] = {}
+            for key, tiles in parts:
+                array = self._arrays[key]
+                box = tuple(slice(0, length) for length in array.shape[1:])
+                box = box if tiles is None else tiles.box(array.shape[1:])
+                rows[key, tiles] = files.enter_context(array.opened(box))
             for start in range(0, len(sample_ids), num_rows):
                 ids = sample_ids[start : start + num_rows]
-                values = {key: read(ids) for key, read in rows.items()}
+                values = {part: read(ids) for part, read in rows.items()}
                 yield array_rows(ids, values, fields, self.name)
 
 
 def array_rows(
     ids: NDArray[np.int64],
-    values: Mapping[str, NDArray[np.generic]],
+    values: Mapping[Part, NDArray[np.generic]],
     fields: Mapping[str, Field],
     where: str,
 ) -> Rows:
@@ -143,7 +171,7 @@ def array_rows(
 
     Args:
         ids: int64[n]: The samples.
-        values: By key, dtype[n, ...].
+        values: By key and tiles, dtype[n, ...].
         fields: What to keep of a sample.
         where: The source, for the message.
 
@@ -154,7 +182,10 @@ def array_rows(
     lengths: list[list[int]] = []
     variable: list[NDArray[np.uint8]] = []
     for name, field in fields.items():
-        rows, column = _whole_times(values[field.key]), field.column(name)
+        tiles = getattr(field, "tiles", None)
+        rows, column = _whole_times(values[field.key, tiles]), field.column(name)
+        if isinstance(field, Array) and tiles is not None and column is not None:
+            field = replace(field, shape=column.shape, tiles=None)  # as it was read
         stored = _stored(field, column, rows) if column is not None else None
         if column is not None and stored is not None:
             fixed.append(stored.view(np.uint8).reshape(len(ids), column.width_bytes))

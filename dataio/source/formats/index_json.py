@@ -45,13 +45,17 @@ def indexed_shards(directory: str, storage: Storage) -> list[str] | None:
     missing = [
         path
         for path, name in zip(paths, chosen, strict=True)
-        if name not in there and not ("/" in name and storage.exists(path))
+        if name not in there
+        and path not in storage.may_lack
+        and not ("/" in name and storage.exists(path))
     ]
     if missing or not paths:
         raise SourceError(
             f"{path}: names {len(paths)} shards, of which {len(missing)} are missing, "
             f"expected all of them in the directory; copy {missing[0] if missing else 'them'} "
-            "there, or write the dataset again"
+            "there, write the dataset again, or train without them with "
+            f"exclude={missing[:3]}{'[...]' * (len(missing) > 3)}, spelled so (data.exclude of "
+            "`tonari train`)"
         )
     named = {name for shard in shards for name in shard.names}
     others = [name for name in sorted(there - named) if IS_INDEXED.search(name)]

@@ -18,13 +18,7 @@ from dataio.source.base import SeekPoint, Shard
 from dataio.source.formats.hashes import check_whole
 from dataio.source.formats.index_json import indexed_counts
 from dataio.source.formats.offset_table import OffsetTable, cut_values
-from dataio.source.formats.records import (
-    RecordFormat,
-    Take,
-    check_keys,
-    refuse_key,
-    refuse_twice,
-)
+from dataio.source.formats.records import RecordFormat, Take, check_keys, refuse_key, refuse_twice
 from dataio.source.formats.stored_values import array, json_text, json_value, picture, read_json
 from dataio.source.storage.files import Storage, StorageFile
 from dataio.source.storage.window import ReadFile

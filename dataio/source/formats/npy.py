@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
 from dataio.rows.encoding import NPY_LOCK
-from dataio.source.storage.files import Storage, StorageFile
+from dataio.rows.tiles import Box
+from dataio.source.formats.raw import MAX_GAP_BYTES, RawArray, span_bytes
+from dataio.source.storage.files import Storage
 
 HEADER_BYTES = 4096
-MAX_GAP_BYTES = 64 << 10
-"""Unwanted bytes that are cheaper to read than to make a request around."""
 
 
 class ReadRows(Protocol):
-    """Reads rows by number: int64[n], sorted -> dtype[n, ...]."""
+    """Reads a part of rows by number: int64[n], sorted -> dtype[n, ...]."""
 
     def __call__(self, numbers: NDArray[np.int64], /) -> NDArray[np.generic]: ...
 
@@ -57,25 +57,22 @@ class NpyFile:
         return xxhash.xxh3_64_hexdigest(self._marks.encode() + ends)
 
     @contextmanager
-    def opened(self) -> Iterator[ReadRows]:
-        """Offer the rows for reading, as long as the file is open."""
+    def opened(self, box: Box) -> Iterator[ReadRows]:
+        """Offer a part of the rows for reading, as long as the file is open."""
         with self._storage.open(self._path) as file:
-            yield lambda numbers: self._rows(file, numbers)
+            array = RawArray(file, self._start, self.shape, self.dtype)
+            yield lambda numbers: self._rows(array, numbers, box)
 
-    def _rows(self, file: StorageFile, numbers: NDArray[np.int64]) -> NDArray[np.generic]:
-        out = np.empty((len(numbers), *self.shape[1:]), self.dtype)
+    def part_bytes(self, box: Box) -> int:
+        """Count the bytes of a row that are read for a part of it."""
+        return span_bytes(self.shape[1:], box, self.dtype.itemsize) if box else self._row_bytes
+
+    def _rows(self, array: RawArray, numbers: NDArray[np.int64], box: Box) -> NDArray[np.generic]:
+        out = np.empty((len(numbers), *(part.stop - part.start for part in box)), self.dtype)
         gap = max(MAX_GAP_BYTES // max(self._row_bytes, 1), 1)
         for part in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(numbers) > gap) + 1):
             low, high = int(numbers[part[0]]), int(numbers[part[-1]]) + 1
-            size = (high - low) * self._row_bytes
-            data = file.read_at(self._start + low * self._row_bytes, size)
-            if len(data) < size:
-                raise SourceError(
-                    f"{self._path}: ends before row {high}, expected {self.shape[0]} rows; "
-                    "something changed it: start again when it is whole"
-                )
-            rows = np.frombuffer(data, self.dtype).reshape(high - low, *self.shape[1:])
-            out[part] = rows[numbers[part] - low]
+            out[part] = array.read((slice(low, high), *box))[numbers[part] - low]
         return out
 
 

@@ -10,7 +10,7 @@ from typing import Generic, NoReturn, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.errors import FieldError, SourceError
+from dataio.base.errors import About, FieldError, SourceError
 from dataio.rows.fields import Field, Raw
 from dataio.rows.rows import Rows
 from dataio.source.base import SampleCounts, SeekPoint, Shard, ShardFormat
@@ -84,12 +84,19 @@ class RecordFormat(ShardFormat, Generic[AWalk]):
             file = decompressed(self.checked(storage, opened), is_plain=self._is_plain)
             walk = self._walk(file, shard)
             take = self._values(storage, walk, shard, fields)
-            found = ((point[0], take(point, data)) for point, data in walk.find(numbers))
-            yield from sample_rows(found, shard, fields, storage)
+            yield from sample_rows(_taken(walk, take, numbers, shard), shard, fields, storage)
 
     def checked(self, storage: Storage, file: StorageFile) -> ReadFile:
         """Check a shard as a whole before any of it is read, where there is something to check."""
         return file
+
+
+def _taken(walk: Walk, take: Take, numbers: NDArray[np.int64], shard: Shard) -> Iterator[Sample]:
+    for point, data in walk.find(numbers):
+        try:
+            yield point[0], take(point, data)
+        except SourceError as error:
+            raise error.knowing(About(shard.first + point[0])) from error.__cause__
 
 
 def sample_rows(

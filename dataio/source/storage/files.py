@@ -15,9 +15,8 @@ requests are made in threads that can be left behind. A local disk is read in th
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 import numpy as np
@@ -138,12 +137,7 @@ class StorageFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None and not self._handle.changes_in_place:
                 self.check()
@@ -198,6 +192,7 @@ class Storage:
         watch: Whether reads of local paths are watched for the deadline too; by default where
             they lie on a shared filesystem.
         hashes: Whether shards are checked by the hashes that their dataset has of them.
+        may_lack: Paths of shards that may be missing, where an index has their samples.
 
     Attributes:
         bytes_read: Bytes so far.
@@ -215,7 +210,9 @@ class Storage:
         retry: Retry | None = None,
         watch: bool | None = None,
         hashes: bool = True,
+        may_lack: Collection[str] = (),
     ) -> None:
+        self.may_lack = may_lack
         self.checks_hashes = hashes
         self.checked: set[str] = set()
         self._throttle = throttle

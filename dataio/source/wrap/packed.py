@@ -18,7 +18,7 @@ from dataio.base.errors import SourceError
 from dataio.rows.fields import Array, Field
 from dataio.rows.rows import Rows
 from dataio.source.base import SampleCounts, Shard, ShardedSource
-from dataio.source.formats.arrays import array_rows
+from dataio.source.formats.arrays import Part, array_rows
 from dataio.source.formats.megatron import (
     DOCUMENT,
     TOKENS,
@@ -150,7 +150,7 @@ class SequenceFormat(MegatronFormat):
     def _values(
         self, file: StorageFile, index: Index, pieces: DocumentPieces, starts: NDArray[np.int64],
         numbers: NDArray[np.int64],
-    ) -> dict[str, NDArray[np.generic]]:  # fmt: skip
+    ) -> dict[Part, NDArray[np.generic]]:  # fmt: skip
         """Read sequences: ``tokens`` dtype[n, length + 1], ``document`` uint16[n, length + 1]."""
         counts = np.diff(pieces.starts)[numbers]
         # int64[num_pieces]: of these sequences.
@@ -171,7 +171,7 @@ class SequenceFormat(MegatronFormat):
         own = np.arange(len(chosen)) - np.repeat(np.cumsum(counts) - counts, counts) + 1
         document[target] = np.repeat(own, lengths)
         shape = (len(numbers), self._room)
-        return {TOKENS: tokens.reshape(shape), DOCUMENT: document.reshape(shape)}
+        return {(TOKENS, None): tokens.reshape(shape), (DOCUMENT, None): document.reshape(shape)}
 
 
 class SequenceSource(ShardedSource):

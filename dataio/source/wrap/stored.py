@@ -9,7 +9,7 @@ from dataio.base.errors import FieldError
 from dataio.rows.fields import Array, Field
 from dataio.rows.rows import Rows
 from dataio.source.base import SampleCounts, Shard, ShardedSource, ShardFormat
-from dataio.source.formats.arrays import array_rows
+from dataio.source.formats.arrays import Part, array_rows
 from dataio.source.formats.megatron import DOCUMENT, TOKENS
 from dataio.source.formats.records import check_keys
 from dataio.source.storage.files import Storage
@@ -60,7 +60,8 @@ class StoredFormat(ShardFormat):
             document[:, :width] = 1 + np.cumsum(is_end, axis=1) - is_end
             ids = shard.first + numbers[done : done + len(rows)]
             done += len(rows)
-            yield array_rows(ids, {TOKENS: tokens, DOCUMENT: document}, fields, shard.path)
+            values: dict[Part, NDArray[np.generic]] = {(TOKENS, None): tokens}
+            yield array_rows(ids, values | {(DOCUMENT, None): document}, fields, shard.path)
 
     def _width(self, storage: Storage, shard: Shard, number: NDArray[np.int64], dtype: str) -> int:
         """Find how many tokens a sample has: as many as are read, or one more, the last target."""

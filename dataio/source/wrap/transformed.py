@@ -27,6 +27,7 @@ from dataio.rows.fields import (
     declarations,
     row_schema,
 )
+from dataio.rows.patch import RandomPatch
 from dataio.rows.refused import Lenient, find_refused, is_replaced, refused_row
 from dataio.rows.rows import Rows, row_offsets
 from dataio.rows.views import Crop, Resize, Resizing
@@ -52,9 +53,9 @@ SAMPLES_TRIED = 100
 """To find one that decodes, which shows what the function returns."""
 
 VIEWS: Mapping[str, Callable[..., object]] = {
-    kind.__name__: kind for kind in (*get_args(Resizing), *get_args(Crop))
+    kind.__name__: kind for kind in (*get_args(Resizing), *get_args(Crop), RandomPatch)
 }
-"""What images are resized and cropped by."""
+"""What images are resized and cropped by, and arrays cut."""
 
 
 @checked
@@ -332,7 +333,8 @@ def _field_of(name: str, value: Raw, before: Field | None) -> Field:
         )
     if isinstance(before, Tokens) and value.ndim == 1 and kind == np.dtype(before.dtype).name:
         return replace(before, key=name)
-    return Array(name, value.shape, kind)
+    patch = before.patch if isinstance(before, Array) else None
+    return Array(name, value.shape, kind, patch=patch)
 
 
 def _packed(fields: Mapping[str, Field]) -> bytes:

@@ -21,6 +21,7 @@ from dataio.base.checked import (
     fits,
     nearest,
 )
+from importance import Kakurenbo
 
 MIDDLE = Annotated[float, Range(0, 1, "()")]
 
@@ -85,7 +86,8 @@ def test_the_name_that_was_meant() -> None:
 
 def test_each_argument_of_a_dataloader_is_taken_or_has_advice() -> None:
     theirs = inspect.signature(torch.utils.data.DataLoader).parameters.keys()
-    for name in theirs - inspect.signature(dataio.Loader).parameters.keys() - {"dataset"}:
+    ours = inspect.signature(dataio.Loader).parameters.keys()
+    for name in {"log"} | theirs - ours - {"dataset"}:
         with pytest.raises(TypeError, match=f"^Loader: {name} is unknown, expected .*; ") as error:
             dataio.Loader("none", batch_size=4, fields={}, **{name: 1})  # type: ignore[arg-type]
         assert not str(error.value).endswith("; leave it out"), f"{name}: and why?"
@@ -98,6 +100,7 @@ def test_each_argument_of_a_dataloader_is_taken_or_has_advice() -> None:
         (lambda: dataio.Workers(thread=1), r"thread is unknown, .*; did you mean threads\?"),  # type: ignore[call-arg]
         (lambda: dataio.Workers(0, 1), r"^Workers: 0 has no name; .* threads=0$"),  # type: ignore[call-arg]
         (lambda: dataio.Loader("none", batch_size=1), r"^Loader: missing .* 'fields'; give .*Ima"),  # type: ignore[call-arg]
+        (lambda: Kakurenbo(0.3, columns=("history",)), r"columns is unknown, .*subclass say"),  # type: ignore[call-arg]
         (dataio.Int, r"^Int: missing a required argument: 'key'; see help\(Int\)$"),
     ],
 )

@@ -48,8 +48,7 @@ def test_rank_0_writes_a_line_an_epoch_for_all_ranks(tmp_path):
             world, tmp_path / "cache", reports=Reports(metrics=tmp_path / "metrics.jsonl")
         ) as loader:
             for _ in loader.epochs(3):
-                for _batch in loader:
-                    pass
+                list(loader)
             return loader.stats()
 
     stats = run_threads(thread_worlds([1, 1]), run)

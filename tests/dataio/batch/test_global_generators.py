@@ -49,9 +49,6 @@ def collated(samples):
     return {"label": torch.tensor([int(s["label"]) for s in samples]), "mix": torch.rand(3)}
 
 
-SOURCE_ROWS = 61
-
-
 def run(tmp_path, *, epochs=2, skip=0, state=None, **options):
     """A run's batches, and the state after ``skip`` of them."""
     torch.manual_seed(0)

@@ -2,19 +2,23 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.dataio.growing.shards import Directory, write_shard
+from tests.multirank import job_environ, python_command
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "growing.py"
 
 
 def test_the_example_takes_in_a_shard_each_epoch():
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE)], capture_output=True, text=True, check=True
+        [*python_command(), str(EXAMPLE)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=job_environ(),
     )
     assert [line for line in done.stdout.splitlines() if line.startswith("epoch")] == [
         "epoch 0: 64 samples",

@@ -1,7 +1,7 @@
 """Exchanging models helps; and real ranks do it."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import nn
 
 from dataio.world import World, run_threads, thread_worlds
 from shuffle import ModelExchange
-from tests.forked.python import ForkedPython
 from tests.multirank import ROOT, RunRanks, launch_command, run_job
 
 
@@ -79,13 +78,11 @@ def test_a_silent_partner_on_real_ranks_is_named_within_the_limit(run_ranks: Run
 
 
 @pytest.mark.multirank
-def test_the_example_learns_and_goes_on_from_its_checkpoint(
-    tmp_path: Path, forked_python: ForkedPython
-) -> None:
-    def run(*arguments: str, python: Sequence[str] = ()) -> list[str]:
+def test_the_example_learns_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    def run(*arguments: str) -> list[str]:
         script = str(ROOT / "examples" / "local_sgd.py")
         status, output = run_job(
-            [*launch_command("mpiexec", 2, python=python), script, *arguments],
+            [*launch_command("mpiexec", 2), script, *arguments],
             env={"TONARI_CACHE": str(tmp_path / "cache"), "TONARI_RANKS_PER_NODE": "1"},
             timeout_s=120,
         )
@@ -96,6 +93,5 @@ def test_the_example_learns_and_goes_on_from_its_checkpoint(
     whole = run()
     assert len(whole) == 6
     assert float(whole[-1].split()[-1]) > 0.7, "each sees half of the classes"
-    forked = forked_python.command
-    assert run(saved, "--epochs=2", python=forked)[:2] == whole[:2]
-    assert run(saved, "--resume", python=forked)[-1] == whole[-1]
+    assert run(saved, "--epochs=2")[:2] == whole[:2]
+    assert run(saved, "--resume")[-1] == whole[-1]

@@ -461,18 +461,9 @@ def test_groups_that_are_not_named_are_the_loader_s_own(tmp_path: Path) -> None:
         ("data.cache.qota=1", r"data.cache.qota is unknown; did you mean data.cache.quota\?"),
         ("data.cache.quota=much", r"\[data.cache\]: NodeCache: quota: found 'much', expected a si"),
         ("data.staging=overlap", r"data.staging is 'overlap', expected a table; write \[data.stag"),
-        (
-            "data.staging.when=after",
-            r"when is 'after', expected one of 'before', 'overlap'; corr",
-        ),
-        (
-            "data.staging.readers=0",
-            r"staging.readers is 0, expected a whole number >= 1; corr",
-        ),
-        (
-            "data.workers.threads=two",
-            r"workers.threads is 'two', expected a whole number >= 0 or",
-        ),
+        ("data.staging.when=after", r"when is 'after', expected one of 'before', 'overlap'; corr"),
+        ("data.staging.readers=0", r"staging.readers is 0, expected a whole number >= 1; corr"),
+        ("data.workers.threads=two", r"workers.threads is 'two', expected a whole number >= 0 or"),
         ("data.workers=2", r"data.workers is 2, expected a table; write \[data.workers\] above"),
     ],
 )

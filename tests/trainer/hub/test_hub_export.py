@@ -206,7 +206,7 @@ def test_a_run_on_packed_text_is_exported_with_its_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     sizes = {"vocab_size": 300, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
-    ids = {"bos_token_id": None, "eos_token_id": 9}
+    ids = {"bos_token_id": 9, "eos_token_id": 9}
     base = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ids, use_cache=False))
     base.save_pretrained(tmp_path / "base")
     (tmp_path / "hub_export_mine.py").write_text(MINE.format(base=str(tmp_path / "base")))
@@ -234,6 +234,7 @@ def test_a_run_on_packed_text_is_exported_with_its_tokenizer(
     for name in weights.keys() - form.aliases:
         assert torch.equal(theirs[form.stored(name).name], weights[name]), name
     assert loaded.config.eos_token_id == loaded.generation_config.eos_token_id == 0
+    assert loaded.config.bos_token_id is loaded.generation_config.bos_token_id is None
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     words = "to be or not that"
     assert tokenizer(words)["input_ids"] == open_tokenizer(str(made)).encode([words])[0].tolist()

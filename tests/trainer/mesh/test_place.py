@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonari.trainer.mesh.place import num_stages, place_of, stages_of
+from tonari.trainer.mesh.place import num_stages, place_of, stages_of, tile_of
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev")
 
@@ -72,3 +72,23 @@ def test_folded_pipelines_score_where_they_read():
         place = place_of(0, (2, 1, 1, 1, 1), schedule=schedule, virtual=1)
         assert (place.stages, place.scorer, place.has_target) == ((0, 3), 0, True)
         assert not place_of(1, (2, 1, 1, 1, 1), schedule=schedule, virtual=1).has_target
+
+
+@given(meshes, schedules, virtuals)
+def test_a_tile_s_ranks_are_placed_as_those_of_a_mesh_without_the_others(sizes, schedule, virtual):
+    pp, dp_replicate, dp_shard, cp, tp = sizes
+    alone = places((pp, dp_replicate, dp_shard, 1, tp), schedule, virtual)
+    for rank in range(math.prod(sizes)):
+        place = place_of(rank, sizes, schedule=schedule, virtual=virtual, tiles=True)
+        own, others = tile_of(place), alone[(rank // (cp * tp)) * tp + rank % tp]
+        assert place.tile == rank // tp % cp
+
+        def here(other, tile=place.tile):
+            """The rank of the whole mesh that has this tile at a rank's place."""
+            return other // tp * cp * tp + tile * tp + other % tp
+
+        assert own.rank == here(others.rank)
+        for name in ("reader", "scorer"):
+            assert getattr(own, name) == here(getattr(others, name))
+        for name in ("ranks", "input_ranks", "target_ranks", "readers", "scorers"):
+            assert [*getattr(own, name)] == [here(its) for its in getattr(others, name)]

@@ -266,7 +266,7 @@ def test_weights_in_bfloat16_stay_where_they_are(mesh, is_sharded):
     swap = swapping(3, late=False)
     if is_sharded:  # as on several ranks
         (part,) = parallelize(make("gpt"), mesh, swap=swap)
-        _shard(part, mesh, dtype="bfloat16", offload=False)
+        _shard(part, mesh, dtype="bfloat16", offload=False, by_block=True)
     else:
         (part,) = parallelize(make("gpt"), mesh, swap=swap, dtype="bfloat16")
     assert isinstance(part, FSDPModule) == is_sharded

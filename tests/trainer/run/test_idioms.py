@@ -15,10 +15,11 @@ from torch import Tensor, nn
 import dataio
 from dataio.job.launch import join
 from dataio.rows.samples import Batch
-from tests.trainer.idioms import IDIOMS, WIDTH, forget
+from tests.trainer.idioms import HIDDEN, IDIOMS, WIDTH, Two, forget
 from tests.trainer.run.alone import Told
 from tonari.trainer.checkpoint.export import read_checkpoint
 from tonari.trainer.config.config import load_config
+from tonari.trainer.errors import CheckpointError
 from tonari.trainer.mesh.randomness import Randomness
 from tonari.trainer.models import Adapted, seeded
 from tonari.trainer.run.build import build_parallel
@@ -178,3 +179,22 @@ def test_so_does_a_run_that_evaluates_saves_and_goes_on(settings: Path, kind: st
     found = read_checkpoint(start())["model"]
     assert len(task.trained) == STEPS
     assert same(found, plain_loop(kind, task.trained))
+
+
+class TiesInForward(Two):
+    """Puts one layer's weight into another as it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def between(self, hidden: Tensor) -> Tensor:
+        """Tie, and use both."""
+        self.other.weight = self.one.weight
+        return F.relu(self.other(self.one(hidden)))
+
+
+def test_weights_that_forward_ties_are_named_with_the_cure(settings: Path) -> None:
+    own: dict[str, Any] = {"model": TiesInForward, "task": ClassifyNumbers(), "fields": FIELDS}
+    with pytest.raises(CheckpointError, match=r"\(other\.weight has .* in its __init__"):
+        train(load_config(settings), **own, quiet=True)

@@ -1,12 +1,11 @@
 """The example with a loop of one's own, as its first lines say to start it."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.multirank import ROOT, launch_command, run_job
+from tests.multirank import ROOT, launch_command, python_command, run_job
 from tests.trainer.digits import write_shard
 
 
@@ -22,7 +21,7 @@ from tests.trainer.digits import write_shard
 def test_the_example_learns_under_every_launcher(tmp_path: Path, launcher: str) -> None:
     write_shard(tmp_path / "train-000000.tar")
     begin = {
-        "python": [sys.executable],
+        "python": python_command(),
         "mpiexec": launch_command("mpiexec", 2),
         "torchrun": launch_command("torchrun", 2),
     }

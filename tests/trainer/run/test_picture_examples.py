@@ -2,14 +2,13 @@
 
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.multirank import ROOT, launch_command, run_job
+from tests.multirank import ROOT, launch_command, python_command, run_job
 
-EPOCHS = 3
+EPOCHS = 2
 LINE = re.compile(r"epoch (\d): loss (\d\.\d+), (?:accuracy|mean IoU) (\d\.\d+)")
 
 
@@ -17,7 +16,7 @@ LINE = re.compile(r"epoch (\d): loss (\d\.\d+), (?:accuracy|mean IoU) (\d\.\d+)"
 def pictures(tmp_path_factory):
     """The shards that both train on, and the cache beside them."""
     directory = tmp_path_factory.mktemp("examples") / "pictures"
-    command = [sys.executable, str(ROOT / "examples" / "pictures.py"), str(directory)]
+    command = [*python_command(), str(ROOT / "examples" / "pictures.py"), str(directory)]
     status, output = run_job(command, env=None, timeout_s=60)
     assert status == 0, output
     return directory
@@ -46,14 +45,14 @@ def run(
 )
 def test_the_example_learns_and_goes_on_with_the_same_losses(tmp_path, pictures, example):
     saved, killed = tmp_path / "whole", tmp_path / "killed"
-    whole = run(example, pictures, saved, [sys.executable])
+    whole = run(example, pictures, saved, python_command())
     assert list(whole) == list(range(EPOCHS))
     # A class drawn at random is right in a quarter of the pictures; all background has IoU < 0.2.
     assert whole[EPOCHS - 1][1] > 0.6
     # What a job leaves that is killed while it saves its second epoch.
     shutil.copytree(saved / "000", killed / "000")
     shutil.copytree(saved / "001" / "loader", killed / "001" / "loader")
-    rest = run(example, pictures, killed, [sys.executable])
+    rest = run(example, pictures, killed, python_command())
     assert rest == {epoch: whole[epoch] for epoch in range(1, EPOCHS)}
 
 

@@ -5,6 +5,7 @@ On a real Slurm: tests/lab/test_sbatch.py.
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -35,10 +36,11 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     """What a job's environment holds, and programs in place of Slurm's."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    mpiexec, *rest = launch_command("mpiexec", 2)
-    drops = 'while [[ $1 == --* ]]; do shift; done; [[ $1 == */false ]] && exec "$@"\n'
+    drops = 'while [[ $1 == --* ]]; do shift; done; [[ $1 == */false ]] && exec "$@"; shift\n'
+    # What follows Python, with the variables that ranks may be forked with
+    begin = shlex.join(["env", "-uPYTHON", "-uLOOP", *launch_command("mpiexec", 2)])
     for name, text in {
-        "srun": f'{drops}exec {" ".join([mpiexec, *rest[:-1]])} "$@"',
+        "srun": f'{drops}PATH={os.environ["PATH"]} exec {begin} "$@"',
         "scontrol": f'echo "$@" >> {tmp_path}/asked-of-slurm',
     }.items():
         (programs / name).write_text(f"#!/bin/bash\n{text}\n")

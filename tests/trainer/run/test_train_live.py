@@ -1,8 +1,9 @@
 """A run under live loses ranks, and equals one that was restarted where they were lost."""
 
 import json
+import signal
 import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,16 +13,17 @@ import numpy as np
 import pytest
 import torch
 
+import dataio
 import tonari.trainer.run.loop as loop
 from dataio.base.errors import WorldError
 from dataio.base.lines import read_checked_lines
 from dataio.job.live import LiveJob
 from tests.dataio.job.live_ranks import LIMIT_S
-from tests.multirank import ROOT, job_environ
+from tests.multirank import ROOT, job_environ, python_command
 from tests.trainer.digits import write_config
 from tonari.certify.claims import exactly_once
 from tonari.rows.settings import open_run
-from tonari.trainer.checkpoint.directory import whole_checkpoints
+from tonari.trainer.checkpoint.directory import read_progress, whole_checkpoints
 from tonari.trainer.checkpoint.export import read_averaged, read_checkpoint
 from tonari.trainer.config.config import Config, load_config
 from tonari.trainer.errors import ConfigError
@@ -29,10 +31,11 @@ from tonari.trainer.run.live import Live, check_live
 from tonari.trainer.run.pace import same_rows
 
 COMMON = (
-    "run.live=true", "run.timeout_s=20", "run.epochs=2", "data.batch_size=8", "mesh.dtype=float64",
+    "run.live=true", "run.timeout_s=200", "run.epochs=2", "data.batch_size=8", "mesh.dtype=float64",
     "optimizer.kind=adamw", "optimizer.lr=0.01", "optimizer.schedule=steps", "optimizer.ema=0.9",
     "run.checkpoint_steps=5", "run.evaluate_steps=4", "run.keep_checkpoints=9",
 )  # fmt: skip
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
 Faults = dict[str, list[Any]]
 Mesh = tuple[int, tuple[str, ...], dict[int, list[str]]]
 SAME = ("loss", "gradient_norm", "lr", "accuracy", "evaluation_loss", "ema_evaluation_loss")
@@ -83,14 +86,14 @@ class Trained:
 
 def train(
     out: Path, num_ranks: int, faults: Faults, *overrides: str,
-    by_size: dict[int, list[str]],
+    by_size: dict[int, list[str]], units: list[int],
 ) -> Trained:  # fmt: skip
     """Train under live, and again by restarts."""
     config = write_config(out, num_samples=96)
     given = [*COMMON, f"run.directory={out / 'run'}", f"data.cache={out / 'cache'}", *overrides]
-    options = {"config": str(config), "overrides": given, "by_size": by_size}
+    options = {"config": str(config), "overrides": given, "by_size": by_size, "units": units}
     subprocess.run(
-        [sys.executable, "-m", "tests.ranks.trainer.live", str(out), str(num_ranks),
+        [*python_command(), "-m", "tests.ranks.trainer.live", str(out), str(num_ranks),
          json.dumps(faults), json.dumps(options)],
         check=True, timeout=3 * LIMIT_S, env=job_environ(), cwd=ROOT,
     )  # fmt: skip
@@ -102,10 +105,15 @@ VIT = (
     "data.label=cls", "model.kind=vit", "model.patch=4", "model.width=8", "model.depth=4",
     "model.heads=2", "optimizer.clip=0.5",
 )  # fmt: skip
-DP: Mesh = (3, (), {2: ["data.batch_size=6", "optimizer.accumulate=2"]})
-HSDP: Mesh = (4, ("mesh.dp_shard=2", "optimizer.clip=0.5"), {2: ["optimizer.accumulate=2"]})
-PP: Mesh = (4, (*VIT, "mesh.pp=2"), {2: ["optimizer.accumulate=2"]})
-TP: Mesh = (4, (*VIT, "mesh.tp=2"), {2: ["optimizer.accumulate=2"]})
+DP: Mesh = (
+    3, (),
+    {1: ["optimizer.accumulate=3"], 2: ["data.batch_size=6", "optimizer.accumulate=2"],
+     4: ["data.batch_size=6"]},
+)  # fmt: skip
+PAIRS = {2: ["optimizer.accumulate=2"], 6: ["data.batch_size=5"]}
+HSDP: Mesh = (4, ("mesh.dp_shard=2", "optimizer.clip=0.5"), PAIRS)
+PP: Mesh = (4, (*VIT, "mesh.pp=2"), {**PAIRS, 6: ["data.batch_size=4"]})
+TP: Mesh = (4, (*VIT, "mesh.tp=2"), PAIRS)
 LARGE: Mesh = (3, (*VIT, "model.width=64"), DP[2])
 MESHES = {"dp": DP, "hsdp": HSDP, "pp": PP, "tp": TP, "large dp": LARGE}
 """Ranks, what else is set, and what a restart on so many ranks sets for as many rows a step."""
@@ -114,12 +122,18 @@ MESHES = {"dp": DP, "hsdp": HSDP, "pp": PP, "tp": TP, "large dp": LARGE}
 def check(out: Path, mesh: str, faults: Faults, *overrides: str, left: int, steps: int) -> None:
     """Check a run whose ranks are lost once, or all go on, behind that step or the one before."""
     num_ranks, settings, by_size = MESHES[mesh]
-    trained = train(out, num_ranks, faults, *settings, *overrides, by_size=by_size)
-    assert trained.statuses.count(0) == num_ranks - ("kill" in str(faults)), trained.said()
-    lost = left < num_ranks
-    assert trained.sizes == [num_ranks, left][: 1 + lost]
-    assert trained.steps in ([steps][:lost], [steps - 1][:lost])
-    trained.check(lost_after=trained.steps[0] if lost else steps)
+    came = max(left - num_ranks, 0)
+    trained = train(
+        out, num_ranks, faults, *settings, *overrides, by_size=by_size, units=[came][:came]
+    )
+    assert trained.statuses.count(0) == num_ranks + came - ("kill" in str(faults)), trained.said()
+    others = left != num_ranks
+    assert trained.sizes == [num_ranks, left][: 1 + others]
+    if others and "kill" not in str(faults):  # ranks come, or leave as all notice it
+        assert trained.steps[0] >= steps
+    else:
+        assert trained.steps in ([steps][:others], [steps - 1][:others])
+    trained.check(lost_after=trained.steps[0] if others else steps)
 
 
 @pytest.mark.multirank
@@ -135,6 +149,23 @@ def check(out: Path, mesh: str, faults: Faults, *overrides: str, left: int, step
         # Ranks of both replicas make up one.
         ("pp", {"1": ["kill", "forward", 3]}, 2, 2),
         ("tp", {"1": ["kill", "forward", 3]}, 2, 2),
+        # Others wait for it at a store, much longer than the test.
+        ("hsdp", {"1": ["kill", "mesh", 1]}, 2, 0),
+        # Asked by SIGTERM, it leaves with its step: no rank waits for it.
+        ("dp", {"1": ["ask", "forward", 5]}, 2, 5),
+        # So does one that is asked while all meet.
+        pytest.param(
+            "dp",
+            {"0": ["ask", "meet", 1], "1": ["kill", "forward", 3]},
+            1,
+            2,
+            marks=pytest.mark.nightly,
+        ),
+        # A replica comes, of which each rank takes its part.
+        ("hsdp", {"0": ["call", "forward", 5]}, 6, 4),
+        pytest.param("dp", {"0": ["call", "count", 5]}, 4, 5, marks=pytest.mark.nightly),
+        pytest.param("pp", {"0": ["call", "forward", 5]}, 6, 4, marks=pytest.mark.nightly),
+        pytest.param("tp", {"0": ["call", "norm", 5]}, 6, 4, marks=pytest.mark.nightly),
         # By torch's fully_shard, which large replicas are kept by.
         pytest.param("large dp", {"1": ["lack", "forward", 3]}, 3, 3, marks=pytest.mark.nightly),
     ],
@@ -158,6 +189,8 @@ def test_replicas_that_are_left_train_on_as_a_run_restarted_there_would(
     ],
 )  # fmt: skip
 def test_a_rank_may_be_lost_at_any_moment(tmp_path, mesh, place, time, steps):
+    if MESHES[mesh] in (PP, TP):  # two replicas read: an epoch has 6 steps, not 4
+        steps = {"save": 5, "epoch end": 6}.get(place, steps)
     check(tmp_path, mesh, {"1": ["kill", place, time]}, left=2, steps=steps)
 
 
@@ -179,9 +212,58 @@ def test_checkpoints_may_be_written_beside_training(tmp_path, place):
     given = ("run.checkpoint_async=true", "run.checkpoint_steps=2")
     num_ranks, settings, by_size = MESHES["dp"]
     faults = {"1": ["kill", place, time]}
-    trained = train(tmp_path, num_ranks, faults, *settings, *given, by_size=by_size)
+    trained = train(tmp_path, num_ranks, faults, *settings, *given, by_size=by_size, units=[])
     assert trained.statuses == [0, -9, 0], trained.said()
     trained.check(lost_after=trained.steps[0])
+
+
+@pytest.mark.multirank
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+def test_sigterm_of_all_ranks_ends_the_run_with_a_checkpoint(tmp_path):
+    num_ranks, settings, by_size = MESHES["dp"]
+    faults = {str(rank): ["ask", "forward", 1] for rank in range(num_ranks)}
+    given = (*settings, "run.checkpoint_steps=100")
+    trained = train(tmp_path, num_ranks, faults, *given, by_size=by_size, units=[])
+    assert (trained.statuses, trained.steps) == ([0] * num_ranks, []), trained.said()
+    (saved,) = whole_checkpoints(tmp_path / "run" / "checkpoints")
+    assert 1 <= read_progress(saved).steps < 8
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(400)
+def test_sigterm_of_all_ranks_while_they_meet_ends_the_run_with_a_checkpoint(tmp_path):
+    num_ranks, settings, by_size = MESHES["dp"]
+    faults = {"0": ["ask", "meet", 1], "1": ["kill", "forward", 3], "2": ["ask", "meet", 1]}
+    given = (*settings, "run.checkpoint_steps=100")
+    trained = train(tmp_path, num_ranks, faults, *given, by_size=by_size, units=[])
+    assert trained.statuses == [0, -9, 0], trained.said()
+    (saved,) = whole_checkpoints(tmp_path / "run" / "checkpoints")
+    assert read_progress(saved).steps == trained.steps[0] == 2
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_ranks_that_cannot_save_say_from_where_a_restart_goes_on(
+    tmp_path, monkeypatch, caplog, saved
+):
+    def fail(*_: object, asked: Callable[[], bool], **__: object) -> None:
+        assert not asked()
+        signal.raise_signal(signal.SIGTERM)
+        assert asked()
+        raise WorldError("they cannot connect")
+
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(dataio, "live", fail)
+    newest = tmp_path / "run" / "checkpoints" / "step-00000007"
+    if saved:
+        newest.mkdir(parents=True)
+    config = config_of(tmp_path, "mesh.dp_replicate=2", f"run.directory={tmp_path / 'run'}")
+    with pytest.raises(WorldError, match="they cannot connect"):
+        loop.train(config)
+    words = f"by SIGTERM, and cannot save; the same command goes on from {newest}"
+    assert (words in caplog.text) == saved
+    assert ("goes on from the run's beginning" in caplog.text) != saved
 
 
 def config_of(tmp_path: Path, *overrides: str) -> Config:
@@ -191,14 +273,60 @@ def config_of(tmp_path: Path, *overrides: str) -> Config:
 def test_ranks_that_are_left_make_up_whole_replicas_each_where_it_was(tmp_path):
     live = Live(config_of(tmp_path), (2, 3, 1, 1, 2))  # pp, dp_replicate, dp_shard, cp, tp
     ranks = np.arange(12).reshape(2, 3, 2)
-    assert live.choose(tuple(range(12))) == tuple(range(12))
+    assert live.choose(tuple(range(12)), 12) == tuple(range(12))
     # A rank of the first replica and one of the second: one is made of what is left of both.
     left = np.delete(np.arange(12), [ranks[0, 0, 1], ranks[1, 1, 0]])
-    assert live.choose(tuple(left.tolist())) == (0, 3, 2, 5, 6, 7, 10, 9)
+    assert live.choose(tuple(left.tolist()), 12) == (0, 3, 2, 5, 6, 7, 10, 9)
+    # Newcomers are a replica, whatever their first number, and are the last one.
+    assert live.choose((0, 3, 7, 8, 13, 14, 15, 16), 12) == (0, 3, 16, 13, 8, 7, 14, 15)
     with pytest.raises(
         WorldError, match=r"ranks \[6, 7\] are left, and do not make up one replica"
     ):
-        live.choose((6, 7))
+        live.choose((6, 7), 12)
+
+
+def joined_job(*ranks: int, num_began: int) -> LiveJob:
+    world = SimpleNamespace(rank=0, world_size=len(ranks), allgather=lambda mine, *, doing: [mine])
+    return cast(
+        LiveJob, SimpleNamespace(number=0, world=world, ranks=ranks, num_began=num_began)
+    )  # fmt: skip
+
+
+def test_settings_are_those_of_the_ranks_that_are_there_and_noted_as_they_were_given(tmp_path):
+    given = config_of(
+        tmp_path, *VIT, "mesh.pp=2", "mesh.targets=read", "mesh.dp_replicate=2",
+        "optimizer.accumulate=3",
+    )  # fmt: skip
+    live = Live(given, (2, 2, 1, 1, 1))
+    assert live.begin(joined_job(0, 1, 2, 3, num_began=4)) == given
+    for ranks, accumulate in (((0, 3), 6), ((0, 5, 2, 4), 3)):
+        config = live.begin(joined_job(*ranks, num_began=4))
+        # Stages of a replica that is made of others may lie on any nodes.
+        assert (config.optimizer.accumulate, config.mesh.targets) == (accumulate, "send")
+        assert live.as_given(config) == given
+
+
+@pytest.mark.parametrize(
+    ("asked", "goes_on", "leaves"),
+    [("1100", True, 1), ("0110", True, 0), ("1010", False, 0), ("1111", False, 0)],
+)
+def test_ranks_leave_if_the_others_make_up_a_replica(tmp_path, asked, goes_on, leaves):
+    live, left = Live(config_of(tmp_path), (1, 2, 2, 1, 1)), list[int]()
+    job = joined_job(0, 1, 2, 3, num_began=4)
+    job.leave = lambda: left.append(1)
+    live.begin(job)
+    assert live.leave_job([each == "1" for each in asked]) == goes_on
+    assert len(left) == leaves
+
+
+def test_a_generation_sets_its_process_up_as_any_run_does(tmp_path, monkeypatch):
+    done: list[object] = []
+    for name in ("keep_lines_whole", "keep_freed_memory", "claim_files_of_ranks"):
+        monkeypatch.setattr(f"tonari.trainer.run.live.{name}", lambda *its: done.extend(its or [0]))
+    live = Live(config_of(tmp_path), (1, 2, 1, 1, 1))
+    live.begin(joined_job(0, 1, num_began=2))
+    with live.joined():
+        assert done == [0, 0, 2]
 
 
 def test_lines_of_a_step_are_kept_only_while_a_rank_that_has_it_is_there(tmp_path):
@@ -209,8 +337,8 @@ def test_lines_of_a_step_are_kept_only_while_a_rank_that_has_it_is_there(tmp_pat
         def allgather(mine: bytes, *, doing: str) -> list[bytes]:
             return [mine, json.dumps(other).encode()]
 
-        given = SimpleNamespace(number=7, world=SimpleNamespace(world_size=2, allgather=allgather))
-        return cast(LiveJob, given)
+        world = SimpleNamespace(rank=0, world_size=2, allgather=allgather)
+        return cast(LiveJob, SimpleNamespace(number=7, world=world, ranks=(0, 1), num_began=2))
 
     live.begin(job([8, 0.0, 8]))
     assert live.progress.steps == 8
@@ -221,7 +349,7 @@ def test_lines_of_a_step_are_kept_only_while_a_rank_that_has_it_is_there(tmp_pat
 
 @pytest.mark.parametrize(
     ("before", "now", "rows", "accumulate"),
-    [(3, 2, 6, 2), (4, 2, 8, 2), (4, 3, 5, 2), (3, 3, 8, 1)],
+    [(3, 2, 6, 2), (4, 2, 8, 2), (4, 3, 5, 2), (3, 3, 8, 1), (2, 4, 4, 1), (1, 9, 1, 1)],
 )
 def test_a_step_keeps_its_rows_where_they_divide(tmp_path, before, now, rows, accumulate):
     config = same_rows(config_of(tmp_path, f"mesh.dp_replicate={before}"), before=before, now=now)
@@ -235,7 +363,7 @@ def test_a_step_keeps_its_rows_where_they_divide(tmp_path, before, now, rows, ac
         ((1, 2, 1, 1, 1), ["importance.kind=kakurenbo"], "what is known of a lost rank's rows"),
         ((1, 1, 4, 1, 1), [], "all 4 ranks are one replica"),
         ((2, 2, 1, 1, 1), [], r"mesh.pp = 2 and optimizer.clip = 0"),
-        ((1, 2, 1, 2, 1), [], r"mesh.cp = 2"),
+        ((1, 2, 1, 2, 1), [], r"mesh.cp takes 2 ranks"),
     ],
 )
 def test_what_cannot_go_on_is_refused_before_anything_is_staged(tmp_path, sizes, settings, words):
@@ -253,14 +381,16 @@ def test_an_optimizer_that_sends_within_a_step_is_refused(tmp_path):
 
 
 @pytest.mark.usefixtures("unstaged")
-def test_ranks_that_torchrun_did_not_start_are_refused(tmp_path, monkeypatch):
+def test_ranks_of_a_launcher_that_ends_all_with_the_first_are_refused(tmp_path, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(WorldError, match="expected what torchrun sets: MPI ends all ranks"):
+    with pytest.raises(WorldError, match="expected by what lets the others live on"):
         loop.train(config_of(tmp_path))
 
 
-def test_ranks_cannot_join_a_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("TONARI_LIVE_JOIN", "1")
-    with pytest.raises(ConfigError, match="on the mesh of a run they have no place"):
-        loop.train(config_of(tmp_path))
+def test_ranks_that_make_up_no_replica_cannot_join(tmp_path, monkeypatch):
+    environ = {**TORCHRUN, "TONARI_LIVE_JOIN": "1", "WORLD_SIZE": "1"}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"dp_shard 2 .* is 2 ranks, but the job has 1; start"):
+        loop.train(config_of(tmp_path, "mesh.dp_replicate=2", "mesh.dp_shard=2"))

@@ -130,10 +130,13 @@ def test_going_on_with_data_of_another_name_is_warned_of(
     run(config, "run", "run.epochs=1")
     run(config, "run", "run.epochs=2")
     assert "the run goes on" not in caplog.text
+    assert "run.epochs was 1 when this run was started last, and is 2 now; the sch" in caplog.text
     train = Path(str(load_config(config).data.train))
     moved = train.rename(train.with_name(f"moved-{train.name}"))
-    run(config, "run", "run.epochs=3", f"data.train={moved}")
+    run(config, "run", "run.epochs=3", "run.max_steps=21", f"data.train={moved}")
     assert f"data.train was {train} when this run was started last, and is {moved}" in caplog.text
+    assert "run.max_steps was 0 when this run was started last, and is 21" in caplog.text
+    assert caplog.text.count("its curve") == 2
 
 
 def test_the_keys_of_pictures_and_classes_are_found_or_named(tmp_path: Path) -> None:

@@ -312,6 +312,8 @@ def load_probe(path: Path) -> Probe:
     Raises:
         OracleError: If it is none, or of another torch.
     """
+    if not path.exists():
+        raise OracleError(f"{path}: no such file; make it with tonari probe TOML --out {path}")
     try:
         document = json.loads(path.read_text())
         if document.pop("format") != FORMAT:

@@ -115,6 +115,8 @@ def write_library_files(
 ) -> None:  # fmt: skip
     """Write the configs of a model of transformers, and the tokenizer of the text it learnt.
 
+    Beside a tokenizer no config names a token to begin, end or pad with that is none of its own.
+
     Args:
         directory: Where the weights are.
         model: The model, adapted if it is a module of one's own.
@@ -141,6 +143,12 @@ def write_library_files(
     if eos_token_id is not None:
         settings["eos_token"] = tokenizer.decode(np.array([eos_token_id]))
     _write(directory / "tokenizer_config.json", settings)
+    added = json.loads(tokenizer.document).get("added_tokens", ())
+    known = [eos_token_id, *(token["id"] for token in added if token["special"])]
+    for path in filter(Path.exists, (directory / CONFIG, directory / "generation_config.json")):
+        config = json.loads(path.read_text())
+        others = (k for k in KEPT[:3] if isinstance(config.get(k), int) and config[k] not in known)
+        _write(path, config | dict.fromkeys(others))
 
 
 def _names(

@@ -44,7 +44,16 @@ def read_state(
         optimizer: Of all their parameters.
         average: Averaged weights by name; None: there are none.
     """
-    state, optimizer_state = get_state_dict(whole, optimizer, options=OPTIONS)
+    try:
+        state, optimizer_state = get_state_dict(whole, optimizer, options=OPTIONS)
+    except KeyError as error:
+        names = dict(whole.named_parameters(remove_duplicate=False)).keys()
+        tied = sorted(map(plain_name, names - dict(whole.named_parameters()).keys()))
+        raise CheckpointError(
+            f"model: a parameter was replaced while it trained ({', '.join(tied) or 'which'} has "
+            "the weight of another now), expected those that it was made with; tie weights in its "
+            "__init__, not in forward"
+        ) from error
     read: dict[str, Named] = {"model": state, "optimizer": optimizer_state}
     return read if average is None else read | {"ema": dict(average)}
 

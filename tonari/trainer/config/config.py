@@ -4,6 +4,7 @@ Relative paths count from the directory the command runs in, in the file as in a
 one line can be moved between the two.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,6 +109,8 @@ class MeshConfig(Section):
         dp_shard: Ranks that share the weights of one copy (FSDP).
         cp: Ranks that share each sequence (context parallel).
         tp: Ranks that share each matrix (tensor parallel).
+        tiles: Parts of each sample along the last axes of the model's input, such as [2, 2] of
+            height and width: each of these ranks has one (spatial parallel).
         schedule: The order in which a stage takes its microbatches.
         virtual: Stages a rank has with the schedules that give it several: interleaved and
             zero_bubble.
@@ -132,6 +135,7 @@ class MeshConfig(Section):
     dp_shard: Count = 1
     cp: Count = 1
     tp: Count = 1
+    tiles: tuple[Count, ...] = ()
     schedule: Schedule = "1f1b"
     virtual: Count = 2
     microbatches: Count | None = None
@@ -148,6 +152,18 @@ class MeshConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.tiles and self.cp > 1:
+            raise ConfigError(
+                f"mesh.tiles is {list(self.tiles)} and mesh.cp is {self.cp}, expected one of them: "
+                "ranks share a sequence, or they have a tile of each sample; leave mesh.cp out"
+            )
+        if self.tiles and (self.pp > 1 or self.tp > 1 or self.compile):
+            raise ConfigError(
+                f"mesh.tiles is {list(self.tiles)} with mesh.pp {self.pp}, mesh.tp {self.tp} and "
+                f"mesh.compile {str(self.compile).lower()}, expected 1, 1 and false: between "
+                "tiles, layers exchange what stages, parts of matrices and compiled blocks do not "
+                "have; leave these out, and use mesh.dp_shard"
+            )
         if self.checkpointing_blocks and self.checkpointing == "none":
             raise ConfigError(
                 f"mesh.checkpointing_blocks is {self.checkpointing_blocks}, but "
@@ -178,6 +194,11 @@ class MeshConfig(Section):
                 "block keeps what its compiler chose, where copies cannot see it; leave one of "
                 "them out"
             )
+
+    @property
+    def sharing(self) -> int:
+        """Ranks that share a sample: each has a part of a sequence, or a tile."""
+        return math.prod(self.tiles) if self.tiles else self.cp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +236,7 @@ class RunConfig(Section):
         device: Where to compute; ``"auto"``: on GPUs, where there are some.
         timeout_s: Longest wait for another rank.
         live: Trains on when ranks are lost, with the replicas that are left, in the same processes:
-            under torchrun, on CPUs. See docs/live.md.
+            on CPUs, by a launcher that ends none with the first. See docs/live.md.
         verify: Compares the first step of a model of your own with one process of plain torch,
             once: on several ranks, or with ``mesh.checkpointing``. See docs/models.md.
     """
@@ -295,6 +316,11 @@ class Config:
         )  # fmt: skip
         check_rescoring(self.augment, rescores=self.importance.rescores)
         is_text = self.data.kind == "text"
+        if is_text and self.mesh.tiles:
+            raise ConfigError(
+                f'mesh.tiles is {list(self.mesh.tiles)} and data.kind is "text", expected none: '
+                "text has no tiles; leave it out, and share sequences by mesh.cp"
+            )
         check_text(self.text, is_text=is_text, test_fraction=data.test_fraction, cp=self.mesh.cp)
         if not self.model.is_own and (self.model.kind in TEXT_MODELS) != is_text:
             raise ConfigError(

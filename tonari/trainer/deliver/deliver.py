@@ -9,7 +9,6 @@ losses included. All methods are collective among the ranks of a replica, which 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from tonari.trainer.deliver.reader_pair import meet
 from tonari.trainer.deliver.relay import END, HEADER_TAG, NUM_TAGS, SCORE_TAG, STATE, RelayRoute
 from tonari.trainer.deliver.scores import Awaited, ScoreReceiver, Scores, ScoreSender
 from tonari.trainer.deliver.stream import Stream
-from tonari.trainer.mesh.place import Place, Targets, feed_of, last_stage_reads
+from tonari.trainer.mesh.place import Place, Targets, feed_of, last_stage_reads, tile_of
 
 ROW_COLUMNS = ("weight", "sample_id", "slot")
 """What the loader adds to a batch; the last stage takes it."""
@@ -57,6 +56,8 @@ class ReplicaLoader:
         targets: Columns that the last stage takes.
         targets_by: How the last stage gets its columns where it is on another node than the first:
             ``"send"``: from the reader. ``"read"``: the scorer reads them, and only them.
+        by_tile: Whether each tile of a sample has a reader of its own, in a world of these. All
+            deal the same rows. The first tile's stands for the replica.
         device: Where batches are delivered.
         guard: Whether every rank of a replica checks that it got the bytes that were read, and the
             reader that the rows scored were those.
@@ -83,12 +84,17 @@ class ReplicaLoader:
         inputs: Collection[str],
         targets: Collection[str],
         targets_by: Targets = "send",
+        by_tile: bool = False,
         device: torch.device | None = None,
         guard: bool = True,
         shared_memory: bool = True,
     ) -> None:
         self.epoch, self.lr_factor, self.steps_before = 0, 1.0, 0.0
         self.needs_outcome = False
+        self._is_reader, (*_, cp, tp) = place.reads, place.sizes
+        # Of this replica, one for each tile.
+        self._readers = [place.reader + tile * tp for tile in range(cp if by_tile else 1)]
+        place = tile_of(place) if by_tile else place
         self._world, self._place = world, place
         apart = last_stage_reads(place, world.topology.node_of_rank, targets_by)
         self._feed = feed = feed_of(place, last_stage_reads=apart)
@@ -130,9 +136,9 @@ class ReplicaLoader:
         return "" if self._loader is None else self._loader.excluded
 
     @property
-    def keeps_scores(self) -> bool:
-        """Whether a policy goes by what is reported."""
-        return self._loader is not None and self._loader.keeps_scores
+    def lost_with_ranks(self) -> str:
+        """As `dataio.Loader.lost_with_ranks`."""
+        return "" if self._loader is None else self._loader.lost_with_ranks
 
     @property
     def held_bytes(self) -> int:
@@ -247,7 +253,7 @@ class ReplicaLoader:
     def stats(self) -> dict[str, float]:
         """Figures of the reader's loader; of a scorer's own its times and bytes; or no figures."""
         figures = self._loader.stats() if self._loader is not None else {}
-        if self._place.reads:
+        if self._is_reader:
             return figures
         return {name: value for name, value in figures.items() if name.endswith(OWN)}
 
@@ -258,7 +264,7 @@ class ReplicaLoader:
     def save(self, path: Path) -> None:
         """Write position, scores and hidden rows, as `dataio.Loader.save`; the readers do."""
         self._complete_scores()
-        if self._loader is not None and self._place.reads:
+        if self._loader is not None and self._is_reader:
             self._loader.save(path)
         elif self._loader is not None:
             # It goes on from what the readers write: the same.
@@ -297,19 +303,14 @@ class ReplicaLoader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
             self.close()
             return
         # The other ranks may never come: only let go.
         self._let_go()
         if self._loader is not None:
-            self._loader.__exit__(kind, error, trace)
+            self._loader.__exit__(kind)
 
     def _batches(self, batches: Iterable[Batch] | None, *, trains: bool) -> Iterator[Batch]:
         first_step = self.step if trains else 0
@@ -334,7 +335,7 @@ class ReplicaLoader:
     def _take(self, batch: Batch, scores: Scores, *, trains: bool) -> None:
         assert self._loader is not None, "only who reads takes scores"
         self._loader.report(batch, scores.loss, scores.correct, scores.confidence)
-        if trains and self._place.reads:
+        if trains and self._is_reader:
             self._losses.add(scores.loss, batch["weight"])
 
     def _open_stream(self, targets: Collection[str]) -> Stream:
@@ -360,12 +361,17 @@ class ReplicaLoader:
         return None, None
 
     def _meet(self) -> None:
-        """Wait, where reader and scorer both read, until both have their rows."""
-        place = self._place
-        if self._loader is None or self._feed.ranks == place.ranks:
+        """Wait, where several ranks read for a replica, until all of them have their rows."""
+        place, loader = self._place, self._loader
+        if loader is None:
             return
-        other = place.scorer if place.reads else place.reader
-        meet(self._loader, world=self._world, other=other, tag=self._tag + HEADER_TAG)
+        others = []
+        if self._feed.ranks != place.ranks:
+            others.append(place.scorer if place.reads else place.reader)
+        if place.reads:
+            others += self._readers[1:] if self._is_reader else self._readers[:1]
+        for other in others:
+            meet(loader, world=self._world, other=other, tag=self._tag + HEADER_TAG)
 
     def _exchange_state(self, *, ends: bool = False, limit_s: float | None = None) -> bool:
         """Send all ranks of the feed the position of its reader; return whether the run goes on."""

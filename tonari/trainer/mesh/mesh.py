@@ -47,10 +47,16 @@ def axis_sizes(
     return sizes
 
 
-def name_roles(sizes: tuple[int, ...]) -> list[str]:
+def name_axes(*, tiles: bool) -> tuple[str, ...]:
+    """Name ``AXES`` for a reader, to whom the ranks of cp may be those of tiles."""
+    return tuple("tiles" if tiles and axis == "cp" else axis for axis in AXES)
+
+
+def name_roles(sizes: tuple[int, ...], *, tiles: bool = False) -> list[str]:
     """Describe where each rank stands along the axes that have several ranks: ``pp 1, tp 0``."""
+    axes = name_axes(tiles=tiles)
     return [
-        ", ".join(f"{axis} {at[k]}" for k, axis in enumerate(AXES) if sizes[k] > 1)
+        ", ".join(f"{axis} {at[k]}" for k, axis in enumerate(axes) if sizes[k] > 1)
         for at in np.ndindex(sizes)
     ]
 

@@ -1,7 +1,7 @@
 """Spread a model over the mesh, by torch's own means."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal, Protocol
 
@@ -60,12 +60,13 @@ def parallelize(
     compile: bool = False,
     offload: bool = False,
     swap: Swap | None = None,
+    tile: Callable[[nn.Module], nn.Module] | None = None,
 ) -> list[StagedModel]:
     """Cut out this rank's stages and spread them, for gradients that are means. Collective.
 
-    The mean is over all replicas, and over the ranks of cp too, each of which has a part of a row's
-    loss: multiply the loss by the size of cp. Parts that are ``left_whole`` have gradients of their
-    own, which `Pipeline` averages.
+    The mean is over all replicas, and over the ranks of cp too. Each of these has a part of a row's
+    loss: multiply it by the size of cp. Or they have tiles, and each has the whole loss. Parts that
+    are ``left_whole`` have gradients of their own, which `Pipeline` averages.
 
     Args:
         model: The same weights on every rank; used up. One of `deferred` gets its weights last, of
@@ -83,6 +84,7 @@ def parallelize(
         swap: Keeps all activations of some blocks there, between their passes; these compute
             nothing again. Not with ``compile``, nor with a schedule that goes back over a
             stage twice.
+        tile: Has a model take this rank's tile of each sample, where the ranks of cp have tiles.
 
     Returns:
         One part for each stage, on the mesh's device.
@@ -112,7 +114,9 @@ def parallelize(
     hooks = hooks_on(model)
     # Of the model as it is on one process
     block_worths = worths(model) if checkpointing_blocks else ()
-    if mesh["cp"].size() > 1:
+    if tile is not None:
+        tile(model)
+    elif mesh["cp"].size() > 1:
         model.use_context_parallel(mesh["cp"])
     if tp > 1 and sequence_parallel:
         model.num_hidden_parts = tp
@@ -147,7 +151,7 @@ def parallelize(
         if dtype == "bfloat16" and mesh.size() == 1 and not offload:
             Half(part)
         elif dtype != "float32" or offload or not left_whole(part, mesh):
-            _shard(part, mesh, dtype=dtype, offload=offload)
+            _shard(part, mesh, dtype=dtype, offload=offload, by_block=tile is None)
         if part.recording is not None:
             materialize(part, mesh.device_type, offload=offload)
             part.recording = None
@@ -247,7 +251,9 @@ def average_buffers(model: nn.Module, mesh: DeviceMesh | None = None) -> None:
                     own /= dist.get_world_size(group)
 
 
-def _shard(part: StagedModel, mesh: DeviceMesh, *, dtype: Dtype, offload: bool) -> None:
+def _shard(
+    part: StagedModel, mesh: DeviceMesh, *, dtype: Dtype, offload: bool, by_block: bool
+) -> None:
     # Not DistributedDataParallel: it orders its buckets anew after the first step, so that a
     # resumed run would add gradients in another order than an uninterrupted one.
     data_parallel = _data_parallel(mesh)
@@ -277,8 +283,9 @@ def _shard(part: StagedModel, mesh: DeviceMesh, *, dtype: Dtype, offload: bool) 
     )
     blocks = list(part.blocks.values())
     held = [id(parameter) for block in blocks for parameter in dict.fromkeys(block.parameters())]
-    # Blocks that share a weight cannot each gather it: the whole part then gathers at once.
-    if data_parallel.size() > 1 and len(held) == len(set(held)):
+    # Blocks that share a weight cannot each gather it, and hooks of blocks cannot see tiles: the
+    # whole part then gathers at once.
+    if by_block and data_parallel.size() > 1 and len(held) == len(set(held)):
         for block in blocks:
             pass_no_views(block)
             shard(block)

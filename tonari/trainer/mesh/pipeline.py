@@ -175,6 +175,8 @@ class Pipeline:
         self._cp = mesh["cp"]
         # To ask a mesh takes as long as a small layer.
         self._cp_size = self._cp.size()
+        # Each rank of cp has a part of a row's loss, or with tiles all of it.
+        self._loss_parts = 1 if place.tiles else self._cp_size
         self._sharing = sharing_groups(mesh)
         plain = [part for part in parts if not isinstance(part, FSDPModule)]
         self._split = plain * (mesh["tp"].size() > 1)
@@ -196,7 +198,8 @@ class Pipeline:
         }
         rank_of_stage = [pp_rank[stage] for stage in range(len(pp_rank))]
         self._ties = Ties(self.parts, place.stages, mesh, rank_of_stage)
-        apart = mesh["cp"].get_local_rank()
+        # What is drawn of a sample that has tiles is drawn for all of it, and cut.
+        apart = 0 if place.tiles else mesh["cp"].get_local_rank()
         if sequence_parallel:
             apart = apart * mesh["tp"].size() + mesh["tp"].get_local_rank()
         # Peers of tp that hold the same values between stages each send a part of them.
@@ -246,8 +249,8 @@ class Pipeline:
         Raises:
             ValueError: If the batch has another number of rows.
         """
-        # Each rank of cp has a part of a row's loss; torch averages over them, as over replicas.
-        self._share = share * self._cp_size / self._batch_size
+        # torch averages over the ranks of cp, as over replicas.
+        self._share = share * self._loss_parts / self._batch_size
         if self.place.has_target:
             self._weight = batch["weight"]
         self._judges = outcome
@@ -396,7 +399,7 @@ class Pipeline:
             judged = [[value for value in each if value is not None] for each in self._scores]
             scored = Scored(*map(torch.cat, zip(*judged, strict=True)))
         self._scores = []
-        if self._cp_size > 1:
+        if self._loss_parts > 1:
             dist.all_reduce(scored.loss, group=self._cp.get_group())
         return scored
 

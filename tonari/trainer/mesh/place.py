@@ -41,6 +41,7 @@ class Place:
         readers: Of all replicas, ascending; the j-th reads replica j's rows.
         scorers: Of all replicas, ascending.
         stages: Numbers of the stages that this rank owns.
+        tiles: Whether each rank of cp has a tile of every sample.
     """
 
     sizes: tuple[int, ...]
@@ -55,6 +56,13 @@ class Place:
     readers: range
     scorers: range
     stages: tuple[int, ...]
+    tiles: bool = False
+
+    @property
+    def tile(self) -> int:
+        """Number of this rank's tile; 0 where samples are whole."""
+        *_, cp, tp = self.sizes
+        return self.rank // tp % cp if self.tiles else 0
 
     @property
     def reads(self) -> bool:
@@ -63,7 +71,7 @@ class Place:
 
     @property
     def is_lone(self) -> bool:
-        """Whether its replica has no other rank."""
+        """Whether its replica, or its tile of one, has no other rank."""
         pp, _, _, cp, tp = self.sizes
         return pp * cp * tp == 1
 
@@ -105,7 +113,9 @@ def stages_of(pp_rank: int, pp: int, schedule: Schedule, virtual: int) -> tuple[
     return tuple(range(pp_rank, num_stages(pp, schedule, virtual), pp))
 
 
-def place_of(rank: int, sizes: Sequence[int], *, schedule: Schedule, virtual: int) -> Place:
+def place_of(
+    rank: int, sizes: Sequence[int], *, schedule: Schedule, virtual: int, tiles: bool = False
+) -> Place:
     """Find what a rank is to the job; any rank can compute any other's.
 
     Args:
@@ -113,6 +123,7 @@ def place_of(rank: int, sizes: Sequence[int], *, schedule: Schedule, virtual: in
         sizes: Ranks along each of ``tonari.trainer.mesh.mesh.AXES``; the last varies fastest.
         schedule: The order of a pipeline's work.
         virtual: Stages a rank, where the schedule is looped.
+        tiles: As of `Place`.
     """
     pp, dp_replicate, dp_shard, cp, tp = sizes
     num_replicas, inner = dp_replicate * dp_shard, cp * tp
@@ -137,7 +148,27 @@ def place_of(rank: int, sizes: Sequence[int], *, schedule: Schedule, virtual: in
         readers=range(0, num_replicas * inner, inner),
         scorers=range(first_scorer, first_scorer + num_replicas * inner, inner),
         stages=owned[pp_rank],
+        tiles=tiles,
     )
+
+
+def tile_of(place: Place) -> Place:
+    """Find a rank's place among those of its replica that have its tile, as if these were all."""
+    *outer, cp, tp = place.sizes
+    first, tile = place.tile * tp, place.tile
+
+    def own(ranks: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(rank for rank in ranks if rank // tp % cp == tile)
+
+    def moved(ranks: range) -> range:
+        return range(ranks.start + first, ranks.stop + first, ranks.step)
+
+    return replace(
+        place, sizes=(*outer, 1, tp), ranks=own(place.ranks),
+        reader=place.reader + first, scorer=place.scorer + first,
+        input_ranks=own(place.input_ranks), target_ranks=own(place.target_ranks),
+        readers=moved(place.readers), scorers=moved(place.scorers),
+    )  # fmt: skip
 
 
 def last_stage_reads(place: Place, node_of_rank: Sequence[int], targets: Targets) -> bool:

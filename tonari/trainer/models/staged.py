@@ -188,7 +188,7 @@ class StagedModel(nn.Module, ABC):
         return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
 
-def without_data(model: StagedModel) -> StagedModel:
+def without_data(model: M) -> M:
     """Copy a model on to ``meta``, weights that are one being one there too."""
     memo: dict[int, object] = {}
     for parameter in model.parameters():

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import importance
 from dataio.arguments import find_device
 from dataio.job.launch import Job
 from dataio.plan.policies import ByFields, Importance, refresh_every
+from dataio.rowlog.reading import ROWS
 from dataio.world import World
 from tonari.trainer.config.augment import check_rescoring
 from tonari.trainer.config.config import NO_SWAP, Config
@@ -47,12 +48,11 @@ from tonari.trainer.run.packed import (
     packed_sources,
 )
 from tonari.trainer.run.tasks import NextToken, Task
+from tonari.trainer.run.tiled import TiledTask, are_tiled, of_tile, sample_shape
+from tonari.trainer.tiles import Grid, tile_model
 from tonari.trainer.watch.peak import peak_flops_per_s
 
 log = logging.getLogger(__name__)
-
-ROWS = "rows"
-"""In a run's directory: the log of which rows were trained, see `dataio.Reports`."""
 
 Data = dataio.Source | dataio.Shards | list[str]
 """What a loader opens."""
@@ -98,8 +98,8 @@ def lay_out(config: Config, world_size: int) -> RunLayout:
     """
     mesh, data = config.mesh, config.data
     sizes = axis_sizes(
-        world_size, pp=mesh.pp, dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard, cp=mesh.cp,
-        tp=mesh.tp,
+        world_size, pp=mesh.pp, dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard,
+        cp=mesh.sharing, tp=mesh.tp,
     )  # fmt: skip
     is_text = data.kind == "text"
     check_context(mesh.cp, sequence_length=data.sequence_length if is_text else None)
@@ -122,7 +122,9 @@ def lay_out(config: Config, world_size: int) -> RunLayout:
 def build_place(config: Config, layout: RunLayout, rank: int) -> Place:
     """Find what a rank is to the run."""
     mesh = config.mesh
-    return place_of(rank, layout.sizes, schedule=mesh.schedule, virtual=mesh.virtual)
+    return place_of(
+        rank, layout.sizes, schedule=mesh.schedule, virtual=mesh.virtual, tiles=bool(mesh.tiles)
+    )
 
 
 def make_model(config: Config, own: Own | None = None) -> StagedModel:
@@ -203,14 +205,22 @@ def make_fields(config: Config, own: Own) -> Mapping[str, dataio.Field]:
     return own.fields or _fields(config)
 
 
-def make_evaluation_fields(config: Config, own: Own) -> Mapping[str, dataio.Field] | None:
+def make_evaluation_fields(
+    config: Config, own: Own, *, tile: int = 0
+) -> Mapping[str, dataio.Field] | None:
     """Describe a sample that is evaluated on; None: as one of training.
+
+    Args:
+        config: The settings.
+        own: What the caller of `trainer.train` brings.
+        tile: The rank's, of fields that are cut.
 
     Raises:
         ConfigError: If the caller's fields would crop or flip it by chance.
     """
     if own.evaluation_fields is not None:
-        return own.evaluation_fields
+        are_tiled(config, own.evaluation_fields)
+        return of_tile(own.evaluation_fields, tile)
     if not own.fields:
         return evaluation_fields(config.data, config.augment)
     for name, its in own.fields.items():
@@ -298,7 +308,15 @@ def build_rank(
     flops = model.flops_per_row()
     # Parameters of that precision; bfloat16 is that of the computation only.
     model = model.double() if settings.dtype == "float64" else model
-    parts = spread(config, model, mesh, place, swap=make_swap(config, device))
+    tile = None
+    if place.tiles:
+        grid, sample = (
+            Grid(settings.tiles, mesh.get_group("cp")),
+            sample_shape(config, task, fields),
+        )
+        task = TiledTask(task, grid, sample, fields)
+        tile = partial(tile_model, grid=grid, sample_shape=sample)
+    parts = spread(config, model, mesh, place, swap=make_swap(config, device), tile=tile)
     if settings.channels_last:
         lay_channels_last(parts, num_ranks=mesh.size())
     pipeline = make_pipeline(
@@ -348,8 +366,9 @@ def make_swap(config: Config, device: torch.device) -> Swap | None:
 
 
 def spread(
-    config: Config, model: StagedModel, mesh: DeviceMesh, place: Place, *, swap: Swap | None = None
-) -> list[StagedModel]:
+    config: Config, model: StagedModel, mesh: DeviceMesh, place: Place, *,
+    swap: Swap | None = None, tile: Callable[[nn.Module], nn.Module] | None = None,
+) -> list[StagedModel]:  # fmt: skip
     """Cut out a rank's stages and spread them as the settings say, by `parallelize`. Collective."""
     settings = config.mesh
     return parallelize(
@@ -362,6 +381,7 @@ def spread(
         compile=settings.compile,
         offload=settings.offload,
         swap=swap,
+        tile=tile,
     )  # fmt: skip
 
 
@@ -403,6 +423,8 @@ def build_loader(
         make_evaluation_fields(config, own)
     policy = make_importance(config)
     goes_by = policy.by_fields if isinstance(policy, ByFields) else ()
+    by_tile = are_tiled(config, fields)
+    fields = of_tile(fields, place.tile)
 
     def open_loader(
         world: World, device: torch.device | None, columns: Collection[str]
@@ -435,7 +457,8 @@ def build_loader(
     try:
         loader = ReplicaLoader(
             open_loader, world=job.world, place=place, inputs=task.columns.input,
-            targets=task.columns.target, targets_by=config.mesh.targets, device=job.device,
+            targets=task.columns.target, targets_by=config.mesh.targets, by_tile=by_tile,
+            device=job.device,
         )  # fmt: skip
     except ValueError as error:
         raise ConfigError(f"[data]: {error}") from error

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tonari.trainer.config.config import Config
-from tonari.trainer.mesh.place import feed_of, last_stage_reads
-from tonari.trainer.run.build import RunLayout, build_place
+from tonari.trainer.mesh.place import feed_of, last_stage_reads, tile_of
+from tonari.trainer.run.build import RunLayout, build_place, make_fields
+from tonari.trainer.run.own import own_of
+from tonari.trainer.run.tiled import are_tiled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +53,10 @@ def deliveries(config: Config, layout: RunLayout, *, num_nodes: int) -> tuple[De
     node_of_rank = np.arange(world_size) // (world_size // num_nodes)
     apart = last_stage_reads(first, node_of_rank.tolist(), config.mesh.targets)
     ranks = np.array(first.ranks)
-    readers = np.array([
-        feed_of(build_place(config, layout, rank), last_stage_reads=apart).reader
-        for rank in first.ranks
-    ])  # fmt: skip
+    places = [build_place(config, layout, rank) for rank in first.ranks]
+    if are_tiled(config, make_fields(config, own_of(config))):
+        places = [tile_of(place) for place in places]
+    readers = np.array([feed_of(place, last_stage_reads=apart).reader for place in places])
     is_fed = np.isin(ranks, (*first.input_ranks, *first.target_ranks))
     # int64[replica, 1]: how far a replica's ranks lie behind the first replica's.
     behind = np.array(first.readers)[:, None]

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from tonari.trainer.checkpoint.weights import WeightFiles
 from tonari.trainer.config.config import Config
 from tonari.trainer.errors import ConfigError
-from tonari.trainer.mesh.mesh import AXES, make_mesh
+from tonari.trainer.mesh.mesh import make_mesh, name_axes
 from tonari.trainer.mesh.parallelize import parallelize, stage_blocks
 from tonari.trainer.mesh.place import stages_of
 from tonari.trainer.mesh.recompute import choose_blocks, module_kind, recompute, worths
@@ -115,7 +115,7 @@ def dry_run(config: Config, *, world_size: int, num_nodes: int, own: Own | None 
         WeightFiles(Path(config.model.weights)).check(model)
     num_replicas = layout.sizes[1] * layout.sizes[2]
     return DryRun(
-        axes=dict(zip(AXES, layout.sizes, strict=True)),
+        axes=dict(zip(name_axes(tiles=bool(config.mesh.tiles)), layout.sizes, strict=True)),
         num_nodes=num_nodes,
         microbatches=layout.microbatches,
         global_batch_size=config.data.batch_size * num_replicas * config.optimizer.accumulate,

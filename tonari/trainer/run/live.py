@@ -9,8 +9,10 @@ step after the loss, with the norm that another has.
 import contextlib
 import itertools
 import json
+import logging
 import math
 import os
+import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -23,13 +25,15 @@ from torch import Tensor, nn
 import dataio
 from dataio.base.errors import WorldError
 from dataio.base.lines import read_checked_lines
-from dataio.job.launch import Job, join
+from dataio.job.launch import Job, claim_files_of_ranks, join
 from dataio.job.live import LiveJob
+from dataio.job.memory import keep_freed_memory
 from dataio.job.numbers import JOIN
 from dataio.job.watchdog import Watchdog
-from dataio.world.launchers import torchrun_claim
+from dataio.world import keep_lines_whole
+from dataio.world.launchers import outliving_claim
 from tonari.trainer.checkpoint.agree import from_rank_0
-from tonari.trainer.checkpoint.directory import Progress
+from tonari.trainer.checkpoint.directory import Progress, latest
 from tonari.trainer.config.config import Config
 from tonari.trainer.deliver.deliver import ReplicaLoader
 from tonari.trainer.errors import ConfigError
@@ -46,6 +50,8 @@ Result = TypeVar("Result")
 PATIENCE_S = 5.0
 """See `dataio.job.live.live`."""
 
+log = logging.getLogger(__name__)
+
 CURE = "or leave run.live out: a run that loses a rank then goes on from a checkpoint"
 
 
@@ -56,7 +62,8 @@ class Live:
 
     Args:
         config: Its settings.
-        sizes: Ranks along each of ``tonari.trainer.mesh.mesh.AXES`` as it began.
+        sizes: Ranks along each of ``tonari.trainer.mesh.mesh.AXES``; that of dp_replicate is not
+            read, as replicas go and come.
 
     Attributes:
         goes_on: Whether these ranks go on behind a step, after a loss.
@@ -75,13 +82,14 @@ class Live:
         self.signals: dict[int, float] = {}
         self._finish: Callable[[Tensor], None] = _nothing
         self._place: dict[str, object] = {}
-        self._norm, self._steps = 0.0, 0
+        self._norm, self._steps, self._part = 0.0, 0, 0
 
-    def choose(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    def choose(self, ranks: tuple[int, ...], num_began: int) -> tuple[int, ...]:
         """Make as many whole replicas of ranks as there can be, each rank where it was in its own.
 
         Args:
-            ranks: Those that are left, ascending, by their numbers when the run began.
+            ranks: Those that are there, ascending, by their numbers.
+            num_began: Ranks with which the run began. Later ones are numbered replica by replica.
 
         Returns:
             Those that go on, in the order of the mesh.
@@ -89,11 +97,14 @@ class Live:
         Raises:
             WorldError: If not one is whole.
         """
-        pp, copies, *others = self._sizes
+        pp, _, *others = self._sizes
         inner = math.prod(others)
         held: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for rank in ranks:
-            row, place = divmod(rank, copies * inner)
+            row, place = (
+                divmod(rank, num_began // pp) if rank < num_began
+                else divmod((rank - num_began) % (pp * inner), inner)
+            )  # fmt: skip
             held[row, place % inner].append(rank)
         whole = min(len(held[at]) for at in itertools.product(range(pp), range(inner)))
         if not whole:
@@ -124,10 +135,43 @@ class Live:
         self.progress = replace(self.progress, steps=steps)
         self._finish = self.leave = _nothing
         self._job, self.goes_on = job, most > 0
-        copies = self._sizes[AXES.index("dp_replicate")]
-        inner = math.prod(self._sizes) // copies
-        self.on_all = inner > 1
-        return same_rows(self._config, before=copies, now=job.world.world_size // inner)
+        pp, _, *others = self._sizes
+        inner, world = math.prod(others), job.world
+        self.on_all = pp * inner > 1
+        row, place = divmod(world.rank, world.world_size // pp)
+        self._part = row * inner + place % inner
+        config = same_rows(
+            self._config, before=job.num_began // (pp * inner),
+            now=world.world_size // (pp * inner),
+        )  # fmt: skip
+        if job.ranks == tuple(range(job.num_began)):
+            return config
+        # Ranks of other replicas make up one: its stages need not share nodes as others' do.
+        return replace(config, mesh=replace(config.mesh, targets="send"))
+
+    def as_given(self, config: Config) -> Config:
+        """Put back what `begin` has changed of settings."""
+        given = self._config
+        data = replace(config.data, batch_size=given.data.batch_size)
+        return replace(config, data=data, optimizer=given.optimizer, mesh=given.mesh)
+
+    def leave_job(self, asked: list[bool]) -> bool:
+        """Leave the job if this rank is among those that were asked to, and the others go on.
+
+        Returns:
+            Whether they do: whether they make up a replica.
+        """
+        job = self._job
+        assert job is not None, "under live alone"
+        stay = [rank for rank, ends in zip(job.ranks, asked, strict=True) if not ends]
+        try:
+            self.choose(tuple(sorted(stay)), job.num_began)
+        except WorldError:
+            return False
+        if asked[job.world.rank]:
+            self.leave()
+            job.leave()
+        return True
 
     def noting_groups(self) -> contextlib.AbstractContextManager[None]:
         """See `LiveJob`."""
@@ -142,6 +186,9 @@ class Live:
                 yield job
         else:
             world = self._job.world
+            keep_lines_whole()
+            keep_freed_memory()
+            claim_files_of_ranks(world.world_size)
             watchdog = Watchdog(world, None, timeout_s=run.timeout_s)
             yield Job(world, torch.device("cpu"), watchdog)
 
@@ -170,7 +217,9 @@ class Live:
         if self._job is None:
             return progress
         self.progress = progress
-        self._job.keep(loader, model=nn.ModuleList(modules), optimizer=optimizer, run=self)
+        self._job.keep(
+            loader, part=self._part, model=nn.ModuleList(modules), optimizer=optimizer, run=self
+        )
         self._steps = self.progress.steps
         # What the epoch's line would count is gone with those that are lost.
         return replace(self.progress, so_far={}) if self.goes_on else progress
@@ -225,34 +274,39 @@ def train_on(config: Config, train: Callable[..., Result]) -> Result:
         train: Given settings and ``live``, trains, or goes on from what that keeps.
 
     Raises:
-        ConfigError: If the run could not go on without a rank, or these are to join one.
-        WorldError: If torchrun did not start the ranks, or not one whole replica is left.
+        ConfigError: If the run could not go on without a rank, or these are to join one and make up
+            no whole replicas.
+        WorldError: If the launcher ends all ranks with the first, or not one whole replica is left.
     """
-    if JOIN in os.environ:
-        raise ConfigError(
-            f"{JOIN} is set, but ranks join only a loop of their own: on the mesh of a run they "
-            "have no place; leave it out, and start the same command again on all nodes"
-        )
-    claim = torchrun_claim(os.environ)
-    world_size = (claim.world_size if claim else None) or 1
-    sizes = lay_out(config, world_size).sizes
-    if claim:
-        check_live(config, sizes)
-    live = Live(config, sizes)
-    with noting_between(live.signals):
-        return dataio.live(
-            lambda job: train(live.begin(job), live=live), choose=live.choose,
-            directory=Path(config.run.directory) / "live", patience_s=PATIENCE_S,
-            timeout_s=config.run.timeout_s,
-        )  # fmt: skip
+    (claim, _), joins = outliving_claim(os.environ), bool(os.environ.get(JOIN))
+    mesh = replace(config.mesh, dp_replicate=None) if joins else config.mesh
+    sizes = lay_out(replace(config, mesh=mesh), claim.world_size or 1).sizes
+    check_live(config, sizes, joins=joins)
+    live, directory = Live(config, sizes), Path(config.run.directory)
+    try:
+        with noting_between(live.signals):
+            return dataio.live(
+                lambda job: train(live.begin(job), live=live), choose=live.choose,
+                directory=directory / "live", patience_s=PATIENCE_S,
+                timeout_s=config.run.timeout_s, asked=lambda: signal.SIGTERM in live.signals,
+            )  # fmt: skip
+    except WorldError:
+        if live.signals:
+            log.warning(
+                "[rank %d] live: was asked to stop by %s, and cannot save; the same command goes "
+                "on from %s", claim.rank, signal.Signals(min(live.signals)).name,
+                latest(directory / "checkpoints") or "the run's beginning",
+            )  # fmt: skip
+        raise
 
 
-def check_live(config: Config, sizes: tuple[int, ...]) -> None:
+def check_live(config: Config, sizes: tuple[int, ...], *, joins: bool = False) -> None:
     """Refuse a run that could not go on without a rank.
 
     Args:
         config: The settings.
         sizes: Ranks along each of ``tonari.trainer.mesh.mesh.AXES``.
+        joins: Whether they join others, that have replicas of their own.
 
     Raises:
         ConfigError: Says what to set.
@@ -264,9 +318,10 @@ def check_live(config: Config, sizes: tuple[int, ...]) -> None:
     )  # fmt: skip
     device, cp = config.run.device, sizes[AXES.index("cp")]
     if cp > 1:
+        name = "tiles" if config.mesh.tiles else "cp"
         raise ConfigError(
-            f"run.live is true and mesh.cp = {cp}, expected 1: with parts of a sequence nothing "
-            f"goes on yet; leave mesh.cp out, {CURE}"
+            f"run.live is true and mesh.{name} takes {cp} ranks, expected 1: with parts of samples "
+            f"nothing goes on yet; leave mesh.{name} out, {CURE}"
         )
     if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
         raise ConfigError(
@@ -279,7 +334,7 @@ def check_live(config: Config, sizes: tuple[int, ...]) -> None:
             "what is known of a lost rank's rows is lost with it; give importance.kind=full, "
             f"{CURE}"
         )
-    if copies == 1:
+    if copies == 1 and not joins:
         raise ConfigError(
             f"run.live is true, and all {math.prod(sizes)} ranks are one replica, of which none is "
             f"left when a rank is lost; start more ranks, {CURE}"

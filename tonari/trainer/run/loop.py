@@ -173,7 +173,7 @@ def train_observed(
     limit_waits_of_groups(timedelta(seconds=config.run.timeout_s + LATER_S))
     with (
         # Until all is closed: a checkpoint may still be under way, and launchers repeat signals.
-        StopRequest(ends_with_node=config.run.live, noted=live.signals) as stop,
+        StopRequest(leave=live.leave_job if config.run.live else None, noted=live.signals) as stop,
         deterministic(config.run.deterministic),
         live.joined() as job,
         contextlib.ExitStack() as opened,
@@ -184,7 +184,7 @@ def train_observed(
         parts = EpochParts(read_plan(plan, config, job.world) if plan else None)
         parallel = build_parallel(config, job, own)
         place = parallel.pipeline.place
-        job.watchdog.set_roles(name_roles(place.sizes))
+        job.watchdog.set_roles(name_roles(place.sizes, tiles=place.tiles))
         skips = Skips(tuple(skip_steps))
         found = None
         if not live.goes_on:
@@ -205,7 +205,7 @@ def train_observed(
         )
         opened.enter_context(loader)
         evaluation = None if test is None else loader.evaluation(
-            test, fields=make_evaluation_fields(config, own),
+            test, fields=make_evaluation_fields(config, own, tile=place.tile),
             transform=own.evaluation_transform, classes=config.data.test_classes,
         )  # fmt: skip
         logs = open_logs(
@@ -226,7 +226,7 @@ def train_observed(
         noted = None
         if job.world.rank == 0:
             noted = note_start(
-                config, job, opened, logs, done_steps=run.progress.steps,
+                live.as_given(config), job, opened, logs, done_steps=run.progress.steps,
                 planned_steps=run.most_steps(), metrics_path=metrics_path,
             )  # fmt: skip
         run.begin(found)
@@ -363,7 +363,7 @@ class Run:
             self._config, self._loader, place=self._pipeline.place, num_steps=self.progress.steps
         )  # fmt: skip
         self._line.begin(words)
-        self._stop.train(speaks=self._job.world.rank == 0)
+        self._stop.train()
         if self._live.goes_on:
             # What follows a step may not have been done, or by some ranks only.
             at, meter = self._loader.epoch, Meter(before, self._pipeline.place)

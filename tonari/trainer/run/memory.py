@@ -1,5 +1,6 @@
 """What a rank holds in memory: parameters, gradients, the optimizer's state, activations."""
 
+import math
 from dataclasses import dataclass
 
 from tonari.trainer.config.config import MeshConfig
@@ -92,8 +93,11 @@ def memory_of(
         gathered_bytes=gathered if shards > 1 or mesh.dtype == "bfloat16" else 0,
         gradients_bytes=own * kept_bytes,
         optimizer_bytes=own * kept_bytes * states,
+        # Of tiles each rank keeps one
         activations_bytes=int(
-            kept * share_of_tp(model_kind, tp, sequence_parallel=mesh.sequence_parallel)
+            kept
+            * share_of_tp(model_kind, tp, sequence_parallel=mesh.sequence_parallel)
+            / math.prod(mesh.tiles)
         ),
     )
 

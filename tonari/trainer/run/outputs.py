@@ -85,7 +85,7 @@ def open_logs(
     if world.rank:
         return watching
     if found:
-        _compare_data(directory / SETTINGS, bare_within(as_tables(config))["data"])
+        _compare(directory / SETTINGS, bare_within(as_tables(config)))
     kept = read_progress(found).steps if found else lost_after
     path = metrics_path or directory / METRICS
     logs: list[Log] = [opened.enter_context(MetricsLog(path, after_step=kept))]
@@ -131,20 +131,28 @@ def note_start(
     return noted
 
 
-def _compare_data(path: Path, now: Mapping[str, object]) -> None:
-    """Say so where a run goes on with data of another name: a checkpoint does not know its own."""
+OTHER_DATA = (
+    "the run goes on, as the same data may lie elsewhere. If it is other data, stop, and give it a "
+    "run.directory of its own"
+)
+OTHER_LENGTH = "the schedule goes by it, so that the learning rate leaves its curve here"
+
+
+def _compare(path: Path, now: Mapping[str, Mapping[str, object]]) -> None:
+    """Say so where a run goes on with data of another name, or to another length."""
     try:
-        before = read_record(path)["data"]
+        before = read_record(path)
+        by_steps = [n for n in ("max_steps", "max_tokens") if now["run"][n] or before["run"][n]]
+        compared = [("data", "train", OTHER_DATA), ("data", "test", OTHER_DATA)]
+        compared += [("run", name, OTHER_LENGTH) for name in by_steps or ["epochs"]]
+        changed = [each for each in compared if before[each[0]][each[1]] != now[each[0]][each[1]]]
     except (OSError, DamagedFileError, KeyError):
         return
-    for name in ("train", "test"):
-        was, given = before.get(name), now[name]
-        if was != given:
-            log.warning(
-                "[rank 0] %s: data.%s was %s when this run was started last, and is %s now; the "
-                "run goes on, as the same data may lie elsewhere. If it is other data, stop, and "
-                "give it a run.directory of its own", path.parent, name, was, given,
-            )  # fmt: skip
+    for part, name, why in changed:
+        log.warning(
+            "[rank 0] %s: %s.%s was %s when this run was started last, and is %s now; %s",
+            path.parent, part, name, before[part][name], now[part][name], why,
+        )  # fmt: skip
 
 
 def _make(directory: Path) -> None:

@@ -145,7 +145,7 @@ def find_max_steps(max_steps: int, max_tokens: int, *, step_tokens: int) -> int 
 
 
 def same_rows(config: Config, *, before: int, now: int) -> Config:
-    """Choose batches and `optimizer.accumulate` so that a step keeps its rows on fewer replicas.
+    """Choose batches and `optimizer.accumulate` so that a step keeps its rows on other replicas.
 
     Args:
         config: The settings.
@@ -153,7 +153,8 @@ def same_rows(config: Config, *, before: int, now: int) -> Config:
         now: Those that are there.
 
     Returns:
-        The settings for these. No batch gets larger. Where rows do not divide, a step has fewer.
+        The settings for these. No batch gets larger. Where rows do not divide, a step has fewer;
+        but a replica has one at least.
     """
     if now == before:
         return config
@@ -163,7 +164,7 @@ def same_rows(config: Config, *, before: int, now: int) -> Config:
     )
     # In rows of a microbatch: what a replica has of a step, and of a batch at most.
     share, most = (
-        rows // parts
+        max(rows // parts, 1)
         for rows in (data.batch_size * optimizer.accumulate * before // now, data.batch_size)
     )
     accumulate = -(-share // most)

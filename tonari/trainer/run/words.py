@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tonari.trainer.checkpoint.directory import Progress
 from tonari.trainer.config.config import Config
 from tonari.trainer.deliver.deliver import ReplicaLoader
-from tonari.trainer.mesh.mesh import AXES
+from tonari.trainer.mesh.mesh import name_axes
 from tonari.trainer.mesh.place import Place
 from tonari.trainer.watch.metrics import Line
 from tonari.trainer.watch.parts import off_words
@@ -52,7 +52,8 @@ def begin_words(config: Config, loader: ReplicaLoader, *, place: Place, num_step
         num_steps: That are done.
     """
     data, run, mesh = config.data, config.run, config.mesh
-    axes = [f"{axis} {size}" for axis, size in zip(AXES, place.sizes, strict=True) if size > 1]
+    names = name_axes(tiles=place.tiles)
+    axes = [f"{axis} {size}" for axis, size in zip(names, place.sizes, strict=True) if size > 1]
     ways = [*axes, mesh.dtype, *(["compiled"] if mesh.compile else [])]
     rows = data.batch_size * place.num_replicas * config.optimizer.accumulate
     cut = f"{run.max_steps:,} steps" if run.max_steps else ""

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
-from dataio.source.formats.grids.raw import RawArray
-from dataio.source.formats.grids.variables import Box, PlainFormat, Variable
+from dataio.rows.tiles import Box
+from dataio.source.formats.grids.variables import PlainFormat, Variable
 from dataio.source.formats.npy import HEADER_BYTES, read_header
+from dataio.source.formats.raw import RawArray
 from dataio.source.storage.file_object import PagedFileObject
 from dataio.source.storage.files import Storage, StorageFile
 

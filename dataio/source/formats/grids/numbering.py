@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
-from dataio.source.formats.grids.variables import Box, Variable
+from dataio.rows.tiles import Box
+from dataio.source.formats.grids.variables import Variable
 
 SMALL_CELL_BYTES = 4 << 20
 """Smaller cells are joined along the first axis."""
@@ -210,6 +211,31 @@ def region(
         if at is not None:
             box[at] = slice(start * axis.step, (stop - 1) * axis.step + axis.length)
     return tuple(box)
+
+
+def cut_region(variable: Variable, axes: Sequence[Axis], box: Box, part: Box) -> tuple[Box, Box]:
+    """Narrow the region of some samples to one part of each, where no axis divides the file.
+
+    Along an axis that does, samples lie side by side: there the part is cut out of each of them.
+
+    Args:
+        variable: Which variable the region is of.
+        axes: What divides it.
+        box: The region.
+        part: Of each sample.
+
+    Returns:
+        The region; and what is to be cut of each sample that is taken out of it.
+    """
+    is_row = {axis.of(variable): axis.is_row for axis in axes}
+    narrow, inside, parts = [*box], list[slice](), iter(part)
+    for at in range(len(box)):
+        if is_row.get(at):
+            continue
+        inside.append(next(parts))
+        if at not in is_row:
+            narrow[at], inside[-1] = inside[-1], slice(None)
+    return tuple(narrow), tuple(inside)
 
 
 def sample_shape(variable: Variable, axes: Sequence[Axis]) -> tuple[int, ...]:

@@ -4,8 +4,9 @@ import contextlib
 import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from math import prod
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -16,21 +17,27 @@ from numpy.typing import NDArray
 from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Array, Field
 from dataio.rows.rows import Rows
+from dataio.rows.tiles import Tiles
 from dataio.source.base import check_ids
-from dataio.source.formats.arrays import array_rows
+from dataio.source.formats.arrays import Part, array_rows
 from dataio.source.formats.grids.listing import FORMATS
 from dataio.source.formats.grids.numbering import (
     Axis,
     Numbering,
+    cut_region,
     describe,
     number_samples,
     region,
     sample_shape,
     take_samples,
 )
-from dataio.source.formats.grids.variables import OpenFile, Variable
+from dataio.source.formats.grids.variables import OpenFile, Variable, contiguous_chunks
+from dataio.source.formats.raw import span_bytes
 from dataio.source.row_block import BLOCK_BYTES
 from dataio.source.storage.files import Storage
+
+HALO_CHUNKS = 10
+"""Chunks along a tile that has a halo: of its neighbours' chunks little is read then."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +180,8 @@ class ArrayFilesSource:
         return self._read(sample_ids, fields)
 
     def _read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
-        keys = sorted({field.key for field in fields.values()})
+        parts = {(field.key, getattr(field, "tiles", None)): field for field in fields.values()}
+        keys = sorted({key for key, _ in parts})
         block = _CellBlock(fields, self.name)
         firsts = np.array([file.first for file in self._files] + [self.num_samples])
         cuts = np.searchsorted(sample_ids, firsts).tolist()
@@ -182,18 +190,54 @@ class ArrayFilesSource:
                 ids = sample_ids[start:stop]
                 with FORMATS[file.found.kind].opened(self.storage, file.found.path) as opened:
                     self._check_same(file, opened, keys)
-                    for part, places in _parts(file, ids):
-                        values = {key: self._values(file, opened, key, places) for key in keys}
-                        yield from block.add(part, values)
+                    for some, places in _parts(file, ids):
+                        values = {
+                            part: self._values(file, opened, field, places)
+                            for part, field in parts.items()
+                        }
+                        yield from block.add(some, values)
         yield from block.take()
 
     def _values(
-        self, file: _File, opened: OpenFile, key: str, places: NDArray[np.int64]
+        self, file: _File, opened: OpenFile, field: Field, places: NDArray[np.int64]
     ) -> NDArray[np.generic]:
-        variable = file.found.variables[key]
+        variable = file.found.variables[field.key]
         low, high = places.min(axis=0), places.max(axis=0) + 1
-        values = opened.read(key, region(variable, self._axes, low.tolist(), high.tolist()))
-        return take_samples(values, variable, self._axes, places - low)
+        box = region(variable, self._axes, low.tolist(), high.tolist())
+        if not isinstance(field, Array) or field.tiles is None:
+            return take_samples(opened.read(field.key, box), variable, self._axes, places - low)
+        part, inside = cut_region(variable, self._axes, box, field.tiles.box(field.shape))
+        held = variable._replace(shape=tuple(each.stop - each.start for each in part))
+        samples = take_samples(opened.read(field.key, part), held, self._axes, places - low)
+        return samples[(slice(None), *inside)]
+
+    def tile_bytes(self, field: Array, tiles: Tiles) -> tuple[int, str]:
+        """Count the bytes of a sample that are read for a tile; see `ReadsTiles`."""
+        self._check(self._files[0], field.key, field)
+        variable, axes = self.files[0].variables[field.key], self._axes
+        whole = region(variable, axes, [0] * len(axes), [1] * len(axes))
+        box, _ = cut_region(variable, axes, whole, tiles.box(field.shape))
+        itemsize, chunks = np.dtype(variable.dtype).itemsize, [*variable.chunks]
+        if variable.chunks == contiguous_chunks(variable.shape, itemsize):
+            num_bytes = span_bytes(variable.shape, box, itemsize)
+        else:
+            divided = [axis.of(variable) for axis in axes]
+            # A chunk of several samples is read once for all of them
+            num_bytes = itemsize * prod(
+                part.stop - part.start
+                if at in divided
+                else min(-(-part.stop // chunk) * chunk, length) - part.start // chunk * chunk
+                for at, (part, chunk, length) in enumerate(
+                    zip(box, variable.chunks, variable.shape, strict=True)
+                )
+            )
+        core, _ = cut_region(variable, axes, whole, replace(tiles, halo=0).box(field.shape))
+        for at, part in enumerate(core):
+            if part != whole[at]:
+                width = part.stop - part.start
+                fitting = max(tiles.halo, width // HALO_CHUNKS, 1) if tiles.halo else width
+                chunks[at] = min(fitting, chunks[at])
+        return num_bytes, f"write it as Zarr or HDF5 in chunks of at most {chunks}"
 
     def _check_same(self, file: _File, opened: OpenFile, keys: Sequence[str]) -> None:
         """Refuse a file that is not any more what was found."""
@@ -248,10 +292,12 @@ class _CellBlock:
 
     def __init__(self, fields: Mapping[str, Field], where: str) -> None:
         self._fields, self._where = fields, where
-        self._parts: list[tuple[NDArray[np.int64], dict[str, NDArray[np.generic]]]] = []
+        self._parts: list[tuple[NDArray[np.int64], dict[Part, NDArray[np.generic]]]] = []
         self._num_bytes = 0
 
-    def add(self, ids: NDArray[np.int64], values: dict[str, NDArray[np.generic]]) -> Iterator[Rows]:
+    def add(
+        self, ids: NDArray[np.int64], values: dict[Part, NDArray[np.generic]]
+    ) -> Iterator[Rows]:
         """Take samples; yield rows when there are enough, or shapes change."""
         if self._parts and _kinds(self._parts[0][1]) != _kinds(values):
             yield from self.take()
@@ -279,7 +325,7 @@ def _concatenated(parts: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _kinds(values: Mapping[str, NDArray[np.generic]]) -> list[object]:
+def _kinds(values: Mapping[Part, NDArray[np.generic]]) -> list[object]:
     return [(value.dtype, value.shape[1:]) for value in values.values()]
 
 

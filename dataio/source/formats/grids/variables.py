@@ -9,10 +9,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.rows.tiles import Box
 from dataio.source.storage.files import Storage
-
-Box = tuple[slice, ...]
-"""A region of an array: for each dimension the first index and the one behind the last."""
 
 UNIT_KEYS = ("scale_factor", "add_offset", "units")
 NOT_PACKED = ("", "1", "1.0", "0", "0.0")

@@ -11,8 +11,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError, install_command
+from dataio.rows.tiles import Box
 from dataio.source.formats.grids.npz import ONE_ARRAY
-from dataio.source.formats.grids.variables import Box, Variable
+from dataio.source.formats.grids.variables import Variable
 from dataio.source.storage.files import Storage
 
 ROOTS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
@@ -86,6 +87,7 @@ class ZarrFile:
         else:
             members = sorted(node.members(max_depth=None), key=lambda member: member[0])
             self.arrays = {n: found for n, found in members if isinstance(found, library.Array)}
+        self.attributes = dict(node.attrs)
         self.variables: Mapping[str, Variable] = {
             name: _variable(array) for name, array in self.arrays.items()
         }

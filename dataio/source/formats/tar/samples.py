@@ -236,16 +236,7 @@ def _grouped(
     codes = [extensions[name[end:]] for name, end in zip(names, ends, strict=True)]
     number, code = first + _numbers(members), np.array(codes, np.int64)
     samples = Samples(
-        members,
-        names,
-        number,
-        code,
-        extensions,
-        links,
-        window,
-        walk.held,
-        walk.held_from,
-        kept,
+        members, names, number, code, extensions, links, window, walk.held, walk.held_from, kept
     )
     pairs = np.sort(number * len(extensions.codes) + code)
     twice = pairs[1:][pairs[1:] == pairs[:-1]]

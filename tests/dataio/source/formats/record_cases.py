@@ -287,7 +287,7 @@ RECORDS = [
     Case(
         "mds-bz2", copied("mds"), MDS_FIELDS, mds_sample, NUM_SAMPLES,
         large_mds(bz2.compress, ".bz2"), FROM_THE_START,
-        without_a_shard, r"index\.json: names 2 shards, of which 1 are missing",
+        without_a_shard, r"index\.json: names 2 shards, of which 1 are missing.*exclude=\['.*'\]",
     ),
     Case(
         "litdata", copied("litdata"), LIT_FIELDS, lit_sample, NUM_SAMPLES, large_litdata(), 0.55,

@@ -73,8 +73,10 @@ def measure_storage(
     opened = partial(open_target, world, name=name, footprint=spread, seed=options.seed)
     with opened(directory, "shared") as shared, opened(scratch, "local") as local:
         measured = _measured(job, shared, local, patterns, counts, options, notify)
-        links = [] if job.over() else measure_links(world, names, repeats=options.repeats)
-        _report_links(links, notify)
+        links: list[MeasuredLink] = []
+        if world.num_nodes > 1 and not job.over():
+            notify("network, between every two nodes")
+            links = measure_links(world, names, repeats=options.repeats)
     phases = [phase for phase in measured if phase is not None]
     skipped = len(measured) - len(phases)
     early = any("time limit" in note for phase in phases for note in phase.notes)
@@ -147,7 +149,7 @@ def _patterns(world: World, options: StorageOptions, spread: Footprint) -> list[
         # One rank asks for the names of what may be millions of files.
         text = json.dumps([str(path) for path in found]).encode() if not world.rank else b""
         listed = json.loads(world.allgather(text, doing="listing the dataset")[0])
-        patterns.append(PatternFiles([Path(path) for path in listed], spread.total_bytes))
+        patterns.insert(0, PatternFiles([Path(path) for path in listed], spread.total_bytes))
     return patterns
 
 
@@ -219,15 +221,6 @@ def _measured(
             )
         measured.append(measure_phase(job, target, pattern, point))
     return measured
-
-
-def _report_links(links: Sequence[MeasuredLink], notify: Notify) -> None:
-    if links:
-        rates = [link.bytes_per_s for link in links]
-        notify(
-            f"network, {len(links)} pairs: {min(rates) / 1e6:,.0f} to {max(rates) / 1e6:,.0f} MB/s "
-            f"each way, round trip {max(link.round_trip_s for link in links) * 1e6:,.0f} us at most"
-        )
 
 
 def _scalings(phases: Sequence[Phase]) -> list[Scaling]:

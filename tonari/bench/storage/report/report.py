@@ -242,7 +242,10 @@ def _beside_node(results: Results) -> list[str]:
     """Compare DIR with the node's directory in reading samples in random order, cold."""
     found = _cold_rates(results)
     if found is None:
-        return []
+        return [
+            "Is DIR slower than the node's directory? Cannot tell: random_record was not read cold "
+            "from both; raise --time-limit, or give --patterns random_record."
+        ]
     shared, local = found
     ways = ("DIR", "the node's directory") if shared >= local else ("the node's directory", "DIR")
     times = max(shared, local) / min(shared, local)
@@ -271,60 +274,50 @@ CONFLICT = 2.0
 
 
 def _cost(run: EndToEnd, results: Results) -> list[str]:
+    """Answer whether staging pays, by the two epochs that decide, or what to run to know."""
     ways = {way.name: way for way in run.ways if len(way.epoch_s) > 1}
     if not ways.keys() >= {"dataloader", "staged"}:
-        return []
+        return [
+            "Does staging pay? Cannot tell: the time limit left no two epochs with a DataLoader "
+            "and from the node's disk; raise --time-limit, or lower --samples."
+        ]
     loaded, staged = ways["dataloader"], ways["staged"]
     slow_s, fast_s = median(loaded.epoch_s[1:]), median(staged.epoch_s[1:])
-    times = slow_s / fast_s
+    paid, times = staged.paid_after, slow_s / fast_s
     doubts = _doubts(loaded, times, results) if times >= 1.05 else []
-    answer = "Training with a DataLoader from DIR takes no longer than from the node's disk"
-    if doubts:
-        answer = (
-            f"Training takes {times:.1f} times as long with a DataLoader, but DIR is not shown to "
-            f"be why: {', and '.join(doubts)}"
-        )
-    elif times >= 1.05:
-        answer = (
-            f"Training takes {times:.1f} times as long with a DataLoader from DIR as with Tonari "
-            "from the node's disk"
-        )
     alone = " (one epoch was measured)" if len(loaded.epoch_s) == 2 else ""
-    found = [
-        f"{answer}.",
-        f"An epoch takes {duration(slow_s)} with the DataLoader{alone}, {duration(fast_s)} staged.",
-    ]
+    decides = (
+        f"an epoch takes {duration(slow_s)} with a DataLoader from DIR{alone}, and "
+        f"{duration(fast_s)} with Tonari from the node's disk"
+    )
     if doubts:
-        found.append(
-            "What takes longer may be the DataLoader's own work for a sample, such as decoding, or "
-            "other work on this machine."
-        )
-    paid = f"Staging takes {duration(staged.staging_s)} and has {_paid(staged.paid_after)}"
-    paid += " as measured" if doubts else ""
-    is_known = loaded.predicted_epoch_s is not None and staged.predicted_staging_s is not None
-    if is_known and staged.predicted_paid_after != staged.paid_after:
-        paid += f"; by the prediction it has {_paid(staged.predicted_paid_after)}"
-    return [*found, f"{paid}."]
+        because = "; ".join(why for why, _ in doubts)
+        return [
+            f"Does staging pay? Cannot tell: {decides}, but DIR is not shown to be why, because "
+            f"{because}. To know, {'; '.join(cure for _, cure in doubts)}."
+        ]
+    if paid is None or times < 1.05:
+        return [f"Does staging pay? No: {decides}."]
+    return [
+        f"Does staging pay? Yes, after {paid} epoch{'s' * (paid != 1)}: {decides}. Staging takes "
+        f"{duration(staged.staging_s)}."
+    ]
 
 
-def _doubts(loaded: TrainingWay, times: float, results: Results) -> list[str]:
-    """Give what speaks against DIR as the cause of a DataLoader's longer epochs."""
+def _doubts(loaded: TrainingWay, times: float, results: Results) -> list[tuple[str, str]]:
+    """Give what speaks against DIR as the cause of a DataLoader's longer epochs, and the cure."""
     found, cold, said_s = [], _cold_rates(results), loaded.predicted_epoch_s
     if results.site.mount == results.local.mount:
-        found.append("the node's directory lies on the same filesystem")
+        found.append(("the node's disk is the same filesystem", "give --scratch on another"))
     elif cold is not None and max(cold) < ALIKE * min(cold) and times >= ALIKE:
-        found.append("it is as fast as the node's disk")
+        found.append(("it is as fast as the node's disk", "raise --workers until it helps no more"))
     later = loaded.verdict_of_epoch[1:]
     if later and all(one.state == "warm" for one in later):
-        found.append("its files were in memory")
+        found.append(("its files were in memory", "train on more data than memory holds"))
     measured_s = median(loaded.epoch_s[1:])
     if said_s and not said_s / CONFLICT < measured_s < said_s * CONFLICT:
-        found.append(f"by its speed an epoch should take {duration(said_s)}")
+        found.append((f"at its speed an epoch takes {duration(said_s)}", "repeat when idle"))
     return found
-
-
-def _paid(epochs: int | None) -> str:
-    return f"paid after {epochs} epoch{'s' * (epochs != 1)}" if epochs else "not paid"
 
 
 def strip(phase: Phase, nodes: Sequence[str]) -> Strip:

@@ -138,7 +138,7 @@ def run_ways(
     with ExitStack() as stack:
         paths, fields = list(options.dataset or ()), options.fields
         if options.dataset is None:
-            notify("end to end: writing samples")
+            notify(f"end to end: writing {options.num_samples} samples into {directory}")
             shards = stack.enter_context(own_directory(directory / f"{name}-set"))
             fields = own_fields(options.sample_bytes)
             paths = write_own_set(
@@ -157,6 +157,7 @@ def run_ways(
         )  # fmt: skip
         notify("end to end: null storage")
         ran: dict[WayName, Ran] = {"null": _run_null(job, memory, options.epochs)}
+        notify("end to end: the DataLoader's own work for a sample, for the predictions")
         predicted = _predict(job, options, ran["null"], phases)
         # Staged comes early: a DataLoader that takes all the time has something to be held against.
         for way in ("staged", "dataloader", *WAYS[3:]):

@@ -1,5 +1,6 @@
 """Train with an emulated step on what is staged, or with a DataLoader; time every epoch."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from typing import get_args
 import numpy as np
 from msgspec.structs import replace
 
-from dataio import Loader, Reports, Staging, World
+from dataio import Loader, Staging, World
+from dataio.base.progress import ProgressBar
 from dataio.plan.policies import Importance, Shuffle
 from tonari.bench.storage.patterns.threads import Deadline
 from tonari.bench.storage.site.counters import Counters
@@ -99,7 +101,6 @@ class TrainingRates:
                 along(paths, self.data.axis), batch_size=self.batch_size, fields=self.data.fields,
                 cache=cache, shuffle=shuffle, importance=importance, seed=self.seed, world=world,
                 staging=Staging(readers=self.staging_readers, bandwidth=bandwidth),
-                reports=Reports(progress=False),
             )  # fmt: skip
         with loader:
             staged = loader.stats()
@@ -109,7 +110,7 @@ class TrainingRates:
             for done in self._epochs(name, epochs):
                 with TimedSteps(world, f"train ({name})") as epoch:
                     next(numbers)  # Ends the epoch before; its time counts for this one.
-                    trained = self._train(_rows(loader))
+                    trained = self._train(name, _rows(loader), len(loader))
                 self.on_epoch(name, done + 1)
                 epoch_s.append(epoch.seconds)
                 samples.append(self._sum(trained))
@@ -138,11 +139,13 @@ class TrainingRates:
         self.on_epoch("dataloader", 0)
         try:
             for epoch in self._epochs("dataloader", epochs):
-                asked = samples.asked_bytes(batches.set_epoch(epoch), self.data.sample_bytes)
+                numbers = batches.set_epoch(epoch)
+                asked = samples.asked_bytes(numbers, self.data.sample_bytes)
+                steps = math.ceil(len(numbers) / self.batch_size)
                 read = batches.read_bytes()
                 with Watch(self.data.files, site, cold=epoch == 0) as watch:
                     with TimedSteps(world, "train (dataloader)") as timed:
-                        number = self._train(iter(batches))
+                        number = self._train("dataloader", iter(batches), steps)
                 self.on_epoch("dataloader", epoch + 1)
                 epoch_s.append(timed.seconds)
                 trained.append(self._sum(number))
@@ -164,14 +167,17 @@ class TrainingRates:
             index = index_tars(self.data.paths, self.data.fields, self.world)
         return SharedSamples(self.data, index)
 
-    def _train(self, batches: Iterator[int]) -> int:
+    def _train(self, name: WayName, batches: Iterator[int], steps: int) -> int:
         """Do the epoch's steps; returns how many samples they had. Collective."""
-        trained = 0
+        trained, shown = 0, self.world.rank == 0
+        bar = ProgressBar(f"train ({name})", steps, shown=shown, unit="steps")
         for number in batches:
             time.sleep(self.step_s)
             # A step ends when all ranks have their gradients.
             self.world.barrier(doing="emulate a step")
             trained += number
+            bar.add(1)
+        bar.close()
         return trained
 
     def _evict(self) -> None:

@@ -198,7 +198,7 @@ def verified_config(config: Config, directory: Path, *, steps: int = STEPS) -> C
 def world_size_of(config: Config) -> int:
     """Count the ranks of the smallest job that a mesh fits."""
     mesh = config.mesh
-    return mesh.pp * (mesh.dp_replicate or 1) * mesh.dp_shard * mesh.cp * mesh.tp
+    return mesh.pp * (mesh.dp_replicate or 1) * mesh.dp_shard * mesh.sharing * mesh.tp
 
 
 def replicas_of(config: Config) -> int:

@@ -64,7 +64,7 @@ def is_due(config: Config, *, world_size: int) -> bool:
     # A block that draws or counts in its own way does otherwise when it is computed again.
     other = world_size > 1 or mesh.checkpointing != "none"
     # What draws there for parts of a sequence, one process cannot draw.
-    whole = mesh.cp == 1 and not mesh.sequence_parallel
+    whole = mesh.sharing == 1 and not mesh.sequence_parallel
     return config.run.verify and config.model.is_own and other and whole
 
 

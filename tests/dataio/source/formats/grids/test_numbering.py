@@ -14,8 +14,8 @@ from dataio.source.formats.grids.numbering import (
     region,
     take_samples,
 )
-from dataio.source.formats.grids.raw import RawArray
 from dataio.source.formats.grids.variables import Variable, contiguous_chunks
+from dataio.source.formats.raw import RawArray
 
 SIDES = st.integers(1, 9)
 

@@ -82,8 +82,7 @@ def test_each_of_two_nodes_reads_its_half(tmp_path: Path, case: str) -> None:
             world, tmp_path / "cache", source=source, fields=FIELDS, staging=staging
         ) as loader:
             for _ in loader.epochs(1):
-                for _ in loader:
-                    pass
+                list(loader)
             return int(loader.stats()["source_bytes"])
 
     nodes = run_threads(thread_worlds([1, 1]), work)
@@ -140,7 +139,7 @@ def test_one_read_opens_each_chunk_once(tmp_path: Path) -> None:
     assert source.bytes_read - before < 2 * rows.fixed[0].nbytes
 
 
-SAID = re.compile(r"(?:windows, about |to |read )([\d.]+) ([kKMG])B(?:,| at| once| from)")
+SAID = re.compile(r"(?:windows, about |to )([\d.]+) ([kKMG])B(?:,| at| once| more from)")
 UNITS = {"k": 1e3, "K": 1e3, "M": 1e6}
 
 
@@ -152,25 +151,28 @@ def test_a_quota_says_what_an_epoch_reads(
     name, write = CASES[case]
     write(tmp_path / name)
 
+    told: list[int] = []
+
     def work(world: World) -> list[int]:
         source = ArrayFiles(tmp_path / name, axis="time", tiles=TILES, dims={"x": DIMS})
         cache, read = NodeCache(tmp_path / "cache", quota=quota), list[int]()
         with make(world, cache, source=source, fields=FIELDS, exchange=0.1) as loader:
+            told.append(len(caplog.records))
             for _ in loader.epochs(3):
                 read.append(int(loader.stats()["source_bytes"]))
-                for _ in loader:
-                    pass
+                list(loader)
         return read
 
     first, *_, last = np.diff(np.array(run_threads(thread_worlds([1, 1]), work)).sum(axis=0))
     messages = [record.getMessage() for record in caplog.records]
     said = [[float(a) * UNITS[b] for a, b in SAID.findall(message)] for message in messages]
     (end,) = said.pop()
-    assert "so that none are exchanged: the end of an epoch read" in messages[-1]
+    assert "so that none are exchanged: the end of an epoch reads up to" in messages[-1]
+    assert len(messages) == max(told) == len(said) + 1, "before anything is trained"
     now, later = (2 * said[0])[:2] if said else (0.0, 0.0)
     assert bool(said) == (quota != "7 MB"), "where all rows stay, only an epoch's end reads"
-    assert now + end == pytest.approx(first, rel=0.1)
-    assert last <= (1.1 * (later + end) if said else 1.3 * end)
+    assert 0.9 * now < first < 1.1 * (now + end) < 8 * first
+    assert last <= 1.1 * (later + end)
 
 
 def test_a_quota_says_which_one_holds_all_rows_and_that_none_are_exchanged(
@@ -187,8 +189,7 @@ def test_a_quota_says_which_one_holds_all_rows_and_that_none_are_exchanged(
             cache = NodeCache(tmp_path / quota.replace(" ", ""), quota=quota)
             with make(world, cache, source=source, fields=fields, exchange=0.2) as loader:
                 for _ in loader.epochs(2):
-                    for _ in loader:
-                        pass
+                    list(loader)
                 return float(loader.stats()["exchanged_rows"])
 
         exchanged, _ = run_threads(thread_worlds([1, 1]), work)

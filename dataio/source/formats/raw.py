@@ -8,11 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
-from dataio.source.formats.grids.variables import Box
+from dataio.rows.tiles import Box
 from dataio.source.storage.files import StorageFile
 
 SPAN_BYTES = 1 << 20
-"""A span up to this long is read whole, whatever part of it is wanted."""
+"""A span up to this long is read whole, unless what is wanted of it lies far apart."""
+MAX_GAP_BYTES = 64 << 10
+"""Unwanted bytes that are cheaper to read than to make a request around."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class RawArray:
             return
         stride = self.dtype.itemsize * prod(shape[1:])
         first, num_rows = start + box[0].start * stride, box[0].stop - box[0].start
-        if num_rows * stride <= max(SPAN_BYTES, 2 * out.nbytes):
+        if _is_one_span(shape, box, self.dtype.itemsize):
             data = np.frombuffer(self._bytes(first, num_rows * stride), self.dtype)
             out[...] = data.reshape(num_rows, *shape[1:])[(slice(None), *box[1:])]
             return
@@ -82,3 +84,23 @@ class RawArray:
                 f"{start + length}; the file is truncated: copy or write it again"
             )
         return data
+
+
+def span_bytes(shape: Sequence[int], box: Box, itemsize: int) -> int:
+    """Count the bytes that are read for a region of an array without other data between rows."""
+    if not box:
+        return itemsize
+    inner = prod(shape[1:]) * itemsize
+    if not _is_one_span(shape, box, itemsize):
+        inner = span_bytes(shape[1:], box[1:], itemsize)
+    return int(box[0].stop - box[0].start) * inner
+
+
+def _is_one_span(shape: Sequence[int], box: Box, itemsize: int) -> bool:
+    """Whether a region is read together with all that lies between its first and last row."""
+    counts = [int(part.stop - part.start) for part in box]
+    strides = [itemsize * prod(shape[at + 1 :]) for at in range(len(shape))]
+    # Of one row, from the first wanted byte up to the last
+    extent = itemsize + sum((n - 1) * by for n, by in zip(counts[1:], strides[1:], strict=True))
+    small = max(SPAN_BYTES, 2 * itemsize * prod(counts))
+    return strides[0] - extent <= MAX_GAP_BYTES and counts[0] * strides[0] <= small

@@ -1,0 +1,69 @@
+"""Runs in which each rank has a tile of every sample: the rows and numbers of one process."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.multirank import RunRanks
+from tests.trainer.run.runs import KAKURENBO, lines
+from tests.trainer.tiles.tiled_run import SETTINGS, write_data
+
+pytestmark = pytest.mark.multirank
+FIGURES = ("loss", "evaluation_loss", "evaluation_accuracy", "hidden_fraction", "lr", "order")
+
+
+class Runs:
+    """Writes settings, and compares what the runs say."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        write_data(root / "data.npz")
+
+    def settings(
+        self, name: str, model: str, tiles: Sequence[int] = (), *, rows: int = 8, then: str = "",
+        directory: str = "",
+    ) -> str:  # fmt: skip
+        path = self.root / f"{name}.toml"
+        path.write_text(
+            SETTINGS.format(
+                data=self.root / "data.npz", cache=self.root / f"cache_{name}", batch_size=rows,
+                model=model, tiles=list(tiles), directory=self.root / (directory or name),
+            )
+        )  # fmt: skip
+        return "|".join([str(path), *then.split()])
+
+    def figures(self, name: str) -> list[dict[str, Any]]:
+        return [
+            {key: line[key] for key in FIGURES if line.get(key) is not None}
+            for line in lines(self.root / name)
+        ]
+
+
+def test_tiles_train_the_rows_of_one_process_and_go_on_there(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    runs, hides = Runs(tmp_path), " ".join(KAKURENBO)
+    run_ranks(
+        "trainer/tiled_train", 1,
+        runs.settings("unet", "unet"), runs.settings("classes", "classes", then=hides),
+    )  # fmt: skip
+    run_ranks(
+        "trainer/tiled_train", 4,
+        runs.settings("unet_4", "unet", (2, 2)),
+        runs.settings("classes_4", "classes", (2, 2), then=hides),
+        runs.settings("unet_dp2", "unet", (1, 2), rows=4),
+        runs.settings("moved", "unet", (2, 1), rows=4, then="mesh.dp_shard=2 run.max_steps=8"),
+    )  # fmt: skip
+    for name in ("unet_4", "unet_dp2", "classes_4"):
+        base = runs.figures(name.split("_")[0])
+        found = runs.figures(name)
+        assert len(found) == len(base) > 15
+        for one, other in zip(base, found, strict=True):
+            assert other == pytest.approx(one, rel=1e-9, abs=1e-9), name
+    # Amid the second epoch, from four ranks to one
+    run_ranks("trainer/tiled_train", 1, runs.settings("on_one", "unet", directory="moved"))
+    base, found = runs.figures("unet"), runs.figures("moved")
+    for one, other in zip(base[-10:], found[-10:], strict=True):
+        assert other == pytest.approx(one, rel=1e-9, abs=1e-9)

@@ -1,0 +1,62 @@
+"""What does not go with tiles is refused by one message, before data is read."""
+
+from pathlib import Path
+
+import pytest
+
+import dataio
+from tests.trainer.digits import write_config
+from tests.trainer.tiles.tiled_run import Regress
+from tonari.trainer.config.config import load_config
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.run.loop import train
+from tonari.trainer.run.tiled import are_tiled, of_tile, sample_shape
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["mesh.cp=2"], "expected one of them"),
+        (["mesh.pp=2"], "mesh.pp 2, mesh.tp 1"),
+        (["data.kind=text", "model.kind=gpt"], "text has no tiles"),
+    ],
+)
+def test_settings_that_do_not_go_with_tiles(tmp_path: Path, overrides: list[str], said: str):
+    with pytest.raises(ConfigError, match=said):
+        train(load_config(write_config(tmp_path), ["mesh.tiles=[2, 1]", *overrides]), quiet=True)
+
+
+@pytest.mark.parametrize(
+    "tiles", [None, dataio.Tiles((1, 2), (1, 2)), dataio.Tiles((1, 2), (2, 1), halo=1)]
+)
+def test_fields_are_cut_as_the_mesh_or_not_at_all(tmp_path: Path, tiles: dataio.Tiles | None):
+    config = load_config(write_config(tmp_path), ["mesh.tiles=[2, 1]"])
+    fields = {"now": dataio.Array("now", (2, 8, 8), "float32", tiles=tiles)}
+    if tiles is None:
+        assert not are_tiled(config, fields)
+        return
+    with pytest.raises(ConfigError, match=r"'now' has the tiles .* mesh.tiles is \[2, 1\]"):
+        are_tiled(config, fields)
+
+
+@pytest.mark.parametrize("axes", [(2, 1), (1, 3), ("lat", "lon")], ids=str)
+def test_axes_lie_as_those_of_the_mesh(tmp_path: Path, axes: tuple[int | str, ...]):
+    config = load_config(write_config(tmp_path), ["mesh.tiles=[2, 2]"])
+    fields = {"now": dataio.Array("now", (2, 8, 8, 8), "float32", dataio.Tiles(axes, (2, 2)))}
+    with pytest.raises(ConfigError, match="expected positions that follow one another"):
+        are_tiled(config, fields)
+
+
+def test_a_rank_reads_its_tile(tmp_path: Path):
+    config = load_config(write_config(tmp_path), ["mesh.tiles=[2, 1]"])
+    tiles = dataio.Tiles((1, 2), (2, 1))
+    fields: dict[str, dataio.Field] = {
+        "now": dataio.Array("now", (2, 9, 8), "float32", tiles=tiles), "y": dataio.Int("y"),
+    }  # fmt: skip
+    assert are_tiled(config, fields)
+    column = of_tile(fields, 1)["now"].column("now")
+    assert column is not None
+    assert column.shape == (2, 4, 8)
+    assert sample_shape(config, Regress(), fields) == (2, 9, 8)
+    with pytest.raises(ConfigError, match="expected one field of the shape"):
+        sample_shape(config, Regress(), {"now": dataio.Array("now", (9,), "float32")})

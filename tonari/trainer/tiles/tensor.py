@@ -1,0 +1,288 @@
+"""A tensor of which each rank has a tile, and which function of torch's may be called on it."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tonari.trainer.errors import ConfigError
+from tonari.trainer.private.autograd import ABOUT_VIEWS
+from tonari.trainer.private.dispatch import DisableTorchFunction, make_wrapper
+from tonari.trainer.private.trees import tree_leaves, tree_map
+from tonari.trainer.tiles.exchange import Move, fetch
+from tonari.trainer.tiles.grid import Grid, Starts, even_starts
+
+
+@dataclass(frozen=True)
+class CutDim:
+    """How one dimension is cut.
+
+    Attributes:
+        dim: Of the tensor.
+        axis: Of the grid.
+        starts: Of the parts.
+    """
+
+    dim: int
+    axis: int
+    starts: Starts
+
+
+class TooShort(Exception):
+    """A dimension has fewer positions than parts: what follows is computed whole, on each rank."""
+
+
+class TiledTensor(Tensor):
+    """A tensor that has its whole shape, and of its numbers this rank's tile.
+
+    A function that is called on it computes what it would of the whole tensor, or is refused with a
+    ConfigError that names the module. No other way leads to the numbers but ``local``.
+
+    Tensors that are not tiled are the same on each rank. One that has all positions of a cut
+    dimension, such as a table of coordinates, may stand beside a tiled one.
+
+    Attributes:
+        local: This rank's tile, a plain tensor.
+        grid: The tiles.
+        cuts: One for each axis of the grid that has several parts.
+        learns: Whether it comes from a model that was called for gradients.
+    """
+
+    local: Tensor
+    grid: Grid
+    cuts: tuple[CutDim, ...]
+    learns: bool
+
+    def __new__(cls, local: Tensor, grid: Grid, cuts: Iterable[CutDim]) -> "TiledTensor":
+        shape, cuts = [*local.shape], tuple(cuts)
+        for cut in cuts:
+            here = grid.coordinates[cut.axis]
+            expected = cut.starts[here + 1] - cut.starts[here]
+            if shape[cut.dim] != expected:
+                raise ConfigError(
+                    f"tiles: a tile is {shape}, expected {expected} in dimension {cut.dim}, of "
+                    f"{cut.starts[-1]} in {grid.parts[cut.axis]} parts; give each rank what "
+                    "Grid.slices names"
+                )
+            shape[cut.dim] = cut.starts[-1]
+        # It asks for a gradient, so that torch shows it to no function of autograd unasked.
+        made = make_wrapper(
+            cls, shape, dtype=local.dtype, device=local.device,
+            requires_grad=local.is_floating_point(),
+        )  # fmt: skip
+        made.local, made.grid, made.cuts, made.learns = local, grid, cuts, False
+        return made  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call what computes a function on tiles, with torch's own meaning of plain tensors."""
+        named = kwargs or {}
+        with DisableTorchFunction():
+            learns = any(tile.learns for tile in _tiles((args, named)))
+            if func in METADATA:
+                return func(*args, **named)
+            if (
+                learns
+                and not torch.is_grad_enabled()
+                and any(frame.f_code is APPLY for frame in _frames())
+            ):
+                refuse(
+                    func, "in a torch.autograd.Function has the gradient of one tile", OWN_FUNCTION
+                )
+            compute = FUNCTIONS.get(func)
+            if compute is None or named.get("out") is not None:
+                refuse(func, "is not known to be computed tile by tile", UNKNOWN)
+            try:
+                given = compute(func, *args, **named)
+            except TooShort:
+                given = func(*tree_map(whole, args), **tree_map(whole, named))
+            for tile in _tiles(given):
+                tile.learns |= learns
+            return given
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> NoReturn:
+        """Refuse what got past the functions: a view by autograd itself, ``data``, a copy."""
+        refuse(func, "would see no numbers", UNKNOWN)
+
+    def like(self, local: Tensor, cuts: Iterable[CutDim] | None = None) -> "TiledTensor":
+        """Make a tile of this grid."""
+        return TiledTensor(local, self.grid, self.cuts if cuts is None else cuts)
+
+    def needed(
+        self, cut: CutDim, needed: Iterable[tuple[int, int]], fill: float | None = 0.0
+    ) -> Move:
+        """Describe how the positions along a cut come to those who need them."""
+        return Move(self.grid, cut.axis, cut.dim, cut.starts, tuple(needed), fill)
+
+    def refetched(self, cuts: Sequence[CutDim]) -> Tensor:
+        """Give this rank's tile by other cuts of the same dimensions. Collective."""
+        moves = [
+            self.needed(old, spans(new.starts)) for old, new in zip(self.cuts, cuts, strict=True)
+        ]
+        return fetch(self.local, moves)
+
+    def aligned(self, value: Any) -> Any:
+        """Give the part of a tensor beside this one that belongs to this rank's tile.
+
+        Dimensions are counted from the last one, as in broadcasting. Collective.
+        """
+        if not isinstance(value, Tensor):
+            return value
+        cuts = [replace(cut, dim=cut.dim - self.ndim + value.ndim) for cut in self.cuts]
+        if isinstance(value, TiledTensor):
+            if [(cut.dim, cut.axis, cut.starts[-1]) for cut in value.cuts] != [
+                (cut.dim, cut.axis, cut.starts[-1]) for cut in cuts
+            ]:
+                raise ConfigError(
+                    f"tiles: tensors of {[*self.shape]} and {[*value.shape]} meet, of which other "
+                    "dimensions are cut; give them the same ones"
+                )
+            return value.refetched(cuts)
+        for cut in cuts:
+            if cut.dim >= 0 and value.shape[cut.dim] == cut.starts[-1]:
+                here = self.grid.coordinates[cut.axis]
+                value = value.narrow(
+                    cut.dim, cut.starts[here], self.local.shape[cut.dim - value.ndim]
+                )
+        return value
+
+    def behind(self, values: Any) -> Any:
+        """Tile what was computed of tiles, dimensions counted from the last one."""
+        if not isinstance(values, Tensor):
+            return values
+        more = values.ndim - self.ndim
+        return self.like(values, [replace(cut, dim=cut.dim + more) for cut in self.cuts])
+
+    @property
+    def cut_dims(self) -> tuple[int, ...]:
+        """Those that are cut."""
+        return tuple(cut.dim for cut in self.cuts)
+
+
+Compute = Callable[..., Any]
+FUNCTIONS: dict[Any, Compute] = {}
+"""What computes a function of torch's: it is called with the function, and with its arguments."""
+
+UNKNOWN = (
+    "compute it position by position, after pooling, or on tonari.trainer.tiles.whole(x), which "
+    "every rank then has whole"
+)
+OWN_FUNCTION = "write it by torch's functions; or call checkpoint with use_reentrant=False"
+APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+PROPERTIES = ("shape", "ndim", "dtype", "device", "layout", "itemsize", "is_cpu", "is_cuda",
+              "is_meta", "is_mps", "is_nested", "is_quantized", "is_sparse")  # fmt: skip
+METHODS = ("size", "dim", "ndimension", "numel", "nelement", "is_floating_point", "is_complex",
+           "__len__", "element_size", "get_device")  # fmt: skip
+METADATA: set[Any] = {
+    *(getattr(Tensor, name).__get__ for name in PROPERTIES),
+    *(getattr(Tensor, name) for name in METHODS),
+    torch.is_floating_point, torch.is_complex, torch.numel,
+}  # fmt: skip
+"""They answer of the whole tensor."""
+FUNCTIONS[Tensor.requires_grad.__get__] = lambda func, tile: func(tile.local)  # type: ignore[attr-defined]
+# What sharded parameters ask of an answer.
+for _asked in ABOUT_VIEWS:
+    FUNCTIONS[_asked] = lambda func, tile: func(tile.local)
+
+
+def computes(*names: str) -> Callable[[Compute], Compute]:
+    """Register what computes functions of torch's, of tensors and of ``nn.functional``, by name."""
+
+    def register(compute: Compute) -> Compute:
+        for name in names:
+            for holder in (torch, Tensor, F):
+                if hasattr(holder, name):
+                    FUNCTIONS[getattr(holder, name)] = compute
+        return compute
+
+    return register
+
+
+def refuse(func: Any, why: str, cure: str) -> NoReturn:
+    """Refuse a call, by the name of the module that makes it.
+
+    Raises:
+        ConfigError: Always.
+    """
+    callers = [frame.f_locals.get("self") for frame in _frames()]
+    modules = [caller for caller in callers if isinstance(caller, nn.Module)]
+    # Of a property the function is its __get__.
+    name = getattr(func, "__name__", str(func))
+    name = getattr(getattr(func, "__self__", None), "__name__", name)
+    where = "tiles"
+    if modules:
+        names = {id(module): name for name, module in modules[-1].named_modules()}
+        path = names.get(id(modules[0])) or "the model"
+        where = f"tiles: {path} ({type(modules[0]).__name__})"
+    raise ConfigError(f"{where}: {name} {why}; {cure}")
+
+
+def _hook(func: Any, tile: TiledTensor, hook: Any) -> Any:
+    """Let torch's sharding see when a gradient comes, whose numbers it does not look at."""
+    if not (getattr(hook, "__module__", None) or "").startswith("torch.distributed.fsdp."):
+        refuse(func, "would see the gradient of a tile", UNKNOWN)
+    return func(tile.local, hook)
+
+
+FUNCTIONS[Tensor.register_hook] = _hook
+
+
+def spans(starts: Starts) -> list[tuple[int, int]]:
+    """List first position and end of each part."""
+    return list(pairwise(starts))
+
+
+def tiled(local: Tensor, grid: Grid, sizes: Sequence[int]) -> TiledTensor:
+    """Say of a tensor that it is this rank's tile.
+
+    Args:
+        local: Its last dimensions are the spatial ones, of the tile that `Grid.slices` names.
+        grid: The tiles.
+        sizes: Of all spatial dimensions of the whole sample.
+
+    Raises:
+        ConfigError: If it is not of that size.
+    """
+    first = local.ndim - len(sizes)
+    cuts = [
+        CutDim(first + axis, axis, even_starts(sizes[axis], parts))
+        for axis, parts in enumerate(grid.parts)
+        if parts > 1
+    ]
+    return TiledTensor(local, grid, cuts)
+
+
+def whole(value: Any) -> Any:
+    """Gather a tiled tensor on every rank; others are given back as they are. Collective.
+
+    What is computed of it is then computed on every rank alike.
+    """
+    if not isinstance(value, TiledTensor):
+        return value
+    with DisableTorchFunction():
+        moves = [
+            value.needed(cut, [(0, cut.starts[-1])] * (len(cut.starts) - 1)) for cut in value.cuts
+        ]
+        return fetch(value.local, moves)
+
+
+def _tiles(values: Any) -> Iterator[TiledTensor]:
+    return (each for each in tree_leaves(values) if isinstance(each, TiledTensor))
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
