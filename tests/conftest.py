@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import durations, multirank
+from tests.forked.interpreter import OWN
 from tests.forked.python import ForkedPython
 from tests.multirank import (
     Ended,
@@ -68,6 +69,15 @@ def _plain_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
                 patch.delenv(name)
         patch.setenv("TONARI_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_new_variables() -> Iterator[None]:
+    """Take away what called code sets for its process: with it no later rank would be forked."""
+    before = {*os.environ, *OWN}
+    yield
+    for name in {*os.environ} - before:
+        del os.environ[name]
 
 
 @pytest.fixture

@@ -27,6 +27,11 @@ NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 PASSED_ON = tuple(
     getattr(signal, f"SIG{name}") for name in ("HUP", "INT", "QUIT", "ABRT", "USR1", "USR2", "TERM")
 )
+OWN = (
+    "JE_ARROW_MALLOC_CONF", "HDF5_PLUGIN_PATH", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",
+    "TORCHINDUCTOR_CACHE_DIR",
+)  # fmt: skip
+"""Variables that packages set for themselves as they are imported, in a test's process too."""
 LENGTH = struct.Struct("!Q")
 MOST_FILES = 200
 """What one message can carry is 253."""

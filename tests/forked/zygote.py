@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tests.forked.interpreter import LENGTH, MOST_FILES, ignored, limits, place
+from tests.forked.interpreter import LENGTH, MOST_FILES, OWN, ignored, limits, place
 
 READ_LATER = (
     "TONARI_", "PMI_", "PMIX_", "MPI_", "MPIR_", "MPIEXEC_", "MPICH_", "HYDRA_", "HYDI_", "OMPI_",
@@ -41,11 +41,6 @@ READ_LATER = (
     "_",
 )  # fmt: skip
 """Beginnings of variables that are read later than while modules are imported."""
-OWN = (
-    "JE_ARROW_MALLOC_CONF", "HDF5_PLUGIN_PATH", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",
-    "TORCHINDUCTOR_CACHE_DIR",
-)  # fmt: skip
-"""Variables that packages set for themselves as they are imported, in a test's process too."""
 OPTIONS = ("-u", "-m", "-c")
 
 
