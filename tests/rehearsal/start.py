@@ -1,6 +1,7 @@
 """One start of a rehearsed job: its ranks train, and what was drawn happens to them."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -241,7 +242,12 @@ class Start:
         others = replace(
             job, num_samples=20, name="others", options=job.options | {"batch_size": 2}
         )
-        loaders = {"samples": job.make(world, cache), "others": others.make(world, cache)}
+        with ExitStack() as opened:
+            loaders = {
+                name: opened.enter_context(each.make(world, cache))
+                for name, each in {"samples": job, "others": others}.items()
+            }
+            opened.pop_all()  # The mixture closes them.
         return Mixture(loaders, {"samples": 2, "others": 1}, steps=9, seed=3)
 
     def _save(self, loader: Loader | Mixture, rank: int) -> None:
