@@ -279,6 +279,17 @@ def test_an_evaluation_and_a_mixture_have_tiles_too(tmp_path) -> None:
     ]
 
 
+@pytest.mark.parametrize("tiles", [None, Tiles((0,), (2,))])
+def test_an_evaluation_is_cut_into_the_tiles_of_its_loader(tmp_path, tiles) -> None:
+    def run(world: World) -> None:
+        with make(world, tmp_path, tiles) as loader:
+            loader.evaluation(SOURCE, fields=fields_of(Tiles((0, 1), (2, 2))))
+
+    found = f"field 'x' is cut into 4 tiles, and those of the loader into {tiles and 2 or 'none'}"
+    with pytest.raises(ValueError, match=found):
+        run_threads(thread_worlds([2]), run)
+
+
 def test_a_rank_may_say_itself_which_tile_it_holds(tmp_path) -> None:
     """Among the ranks of all tiles, or in a world of those of its tile alone."""
 
@@ -308,11 +319,13 @@ def test_a_world_has_samples_in_one_number_of_tiles(tmp_path) -> None:
 
 
 def test_ranks_of_a_sample_are_given_the_same_arguments(tmp_path) -> None:
-    def run(world: World, tiles: Tiles, seed: int = 5) -> None:
+    def run(world: World, tiles: Tiles | None, seed: int = 5) -> None:
         make(world, tmp_path, tiles, seed=seed).close()
 
     for different, found in (
         (lambda world: run(world, Tiles((0,), (2,)), world.rank), "with seed 1, rank 0 with 0"),
+        (lambda world: run(world, world.rank and Tiles((0,), (2,)) or None), "with tiles {'x'"),
+        (lambda world: run(world, None if world.rank else Tiles((0,), (2,))), "with tiles None"),
         (lambda world: run(world, Tiles((0,), (2,), world.rank)), "with tiles .*halo=1"),
     ):
         with pytest.raises(WorldError, match=f"Loader: rank 1 was made {found}"):

@@ -40,6 +40,12 @@ def test_a_halo_is_what_the_neighbours_hold_and_ends_at_the_border() -> None:
     np.testing.assert_array_equal(parts[3], whole[2:7, 3:10])
 
 
+def test_tiles_of_no_rank_have_no_part() -> None:
+    for part in (Tiles.box, Tiles.inner):
+        with pytest.raises(ValueError, match="nobody said which tile is meant, expected a rank's"):
+            part(Tiles((0,), (2,)), (4,))
+
+
 @pytest.mark.parametrize(
     ("tiles", "found"),
     [
