@@ -279,13 +279,13 @@ def test_an_evaluation_and_a_mixture_have_tiles_too(tmp_path) -> None:
     ]
 
 
-@pytest.mark.parametrize("tiles", [None, Tiles((0,), (2,))])
-def test_an_evaluation_is_cut_into_the_tiles_of_its_loader(tmp_path, tiles) -> None:
+@pytest.mark.parametrize(("tiles", "own"), [(None, "none"), (Tiles((0,), (2,)), "2")])
+def test_an_evaluation_is_cut_into_the_tiles_of_its_loader(tmp_path, tiles, own) -> None:
     def run(world: World) -> None:
         with make(world, tmp_path, tiles) as loader:
-            loader.evaluation(SOURCE, fields=fields_of(Tiles((0, 1), (2, 2))))
+            loader.evaluation(dict(SOURCE), fields=fields_of(Tiles((0, 1), (2, 2))))
 
-    found = f"field 'x' is cut into 4 tiles, and those of the loader into {tiles and 2 or 'none'}"
+    found = f"field 'x' is cut into 4 tiles, and those of the loader into {own}"
     with pytest.raises(ValueError, match=found):
         run_threads(thread_worlds([2]), run)
 
@@ -324,7 +324,7 @@ def test_ranks_of_a_sample_are_given_the_same_arguments(tmp_path) -> None:
 
     for different, found in (
         (lambda world: run(world, Tiles((0,), (2,)), world.rank), "with seed 1, rank 0 with 0"),
-        (lambda world: run(world, world.rank and Tiles((0,), (2,)) or None), "with tiles {'x'"),
+        (lambda world: run(world, Tiles((0,), (2,)) if world.rank else None), "with tiles {'x'"),
         (lambda world: run(world, None if world.rank else Tiles((0,), (2,))), "with tiles None"),
         (lambda world: run(world, Tiles((0,), (2,), world.rank)), "with tiles .*halo=1"),
     ):
