@@ -35,7 +35,7 @@ from dataio.world import World, run_threads, single_world, thread_worlds
 NUM_SAMPLES, SHAPE = 24, (10, 8)
 VALUES = np.arange(NUM_SAMPLES * 80, dtype=np.float32).reshape(NUM_SAMPLES, *SHAPE)
 """Each number once, so that a tile says where it comes from."""
-SOURCE = {"x": VALUES, "y": np.arange(NUM_SAMPLES)}
+SOURCE: dict[str, Any] = {"x": VALUES, "y": np.arange(NUM_SAMPLES)}
 HIDES = importance.Kakurenbo(0.3, drops=(), alphas=(1.0,), warmup_epochs=0)
 
 
@@ -283,7 +283,7 @@ def test_an_evaluation_and_a_mixture_have_tiles_too(tmp_path) -> None:
 def test_an_evaluation_is_cut_into_the_tiles_of_its_loader(tmp_path, tiles, own) -> None:
     def run(world: World) -> None:
         with make(world, tmp_path, tiles) as loader:
-            loader.evaluation(dict(SOURCE), fields=fields_of(Tiles((0, 1), (2, 2))))
+            loader.evaluation(SOURCE, fields=fields_of(Tiles((0, 1), (2, 2))))
 
     found = f"field 'x' is cut into 4 tiles, and those of the loader into {own}"
     with pytest.raises(ValueError, match=found):
