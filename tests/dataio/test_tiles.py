@@ -1,9 +1,11 @@
 """Samples on several ranks: each loads its tile, all of them the same rows in the same steps."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from dataio import (
 from dataio.base.errors import DataioError
 from dataio.mixture import Mixture
 from dataio.rowlog.reading import read_log
+from dataio.store.files.fetch import Fetcher
 from dataio.world import World, run_threads, single_world, thread_worlds
 
 NUM_SAMPLES, SHAPE = 24, (10, 8)
@@ -217,6 +220,26 @@ def test_losses_that_differ_between_the_tiles_of_a_sample_end_the_job(tmp_path) 
         run_threads(thread_worlds([2]), run)
 
 
+def test_tiles_of_a_node_share_the_memory_that_is_for_batches_ahead(tmp_path, monkeypatch) -> None:
+    asked, fetch = Counter[int](), Fetcher.fetch
+
+    def counted(*args: Any) -> Any:
+        asked[get_ident()] += 1
+        return fetch(*args)
+
+    def run(world: World) -> int:
+        with make(world, tmp_path, Tiles((0,), (2,))) as loader:
+            next(iter(loader))
+            return asked[get_ident()]
+
+    monkeypatch.setattr(Fetcher, "fetch", counted)
+    monkeypatch.setattr("dataio.store.cache.exceeds_memory", lambda reader: True)
+    batch_bytes = 3 * (5 * 8 * 4 + 8)
+    # Of 5 % of it each rank may take 2.5 batches
+    monkeypatch.setattr("dataio.batch.lookup.memory_limit", lambda: 20 * 2 * 2.5 * batch_bytes)
+    assert run_threads(thread_worlds([2]), run) == [3, 3]
+
+
 def test_what_a_transform_draws_is_the_same_on_all_tiles_of_a_sample(tmp_path) -> None:
     """So noise that is drawn for the whole, and cut, is that of the whole."""
 
@@ -290,15 +313,17 @@ def test_an_evaluation_is_cut_into_the_tiles_of_its_loader(tmp_path, tiles, own)
         run_threads(thread_worlds([2]), run)
 
 
-def test_a_rank_may_say_itself_which_tile_it_holds(tmp_path) -> None:
+def test_a_rank_may_say_itself_which_tile_it_holds(tmp_path, monkeypatch) -> None:
     """Among the ranks of all tiles, or in a world of those of its tile alone."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
 
     def run(world: World) -> Any:
         tiles = Tiles((0,), (2,), 0, world.rank // 2)
         with make(world, tmp_path, tiles) as loader:
             found = train(loader, 2)
         (own,) = world.parts.values()
-        with make(own, tmp_path, tiles) as loader:
+        with make(own, tmp_path, tiles, workers=Workers()) as loader:
+            assert loader._session.arguments.workers.threads == 2, "of 8 cores"
             assert tiles_in(loader) == tiles
             assert train(loader, 2) == found
         return found
