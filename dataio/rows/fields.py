@@ -244,7 +244,8 @@ class Array:
 
     def column(self, name: str) -> FixedColumn:
         shape = self.shape
-        if self.tiles is not None:
+        # Of no rank's tile it is that of whole samples
+        if self.tiles is not None and self.tiles.index is not None:
             shape = tuple(part.stop - part.start for part in self.tiles.box(shape))
         return FixedColumn(name, np.dtype(self.dtype).newbyteorder("<").str, shape)
 

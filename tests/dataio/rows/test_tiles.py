@@ -44,6 +44,7 @@ def test_tiles_of_no_rank_have_no_part() -> None:
     for part in (Tiles.box, Tiles.inner):
         with pytest.raises(ValueError, match="nobody said which tile is meant, expected a rank's"):
             part(Tiles((0,), (2,)), (4,))
+    assert Array("x", (4,), "float32", Tiles((0,), (2,))).column("x").shape == (4,)
 
 
 @pytest.mark.parametrize(
