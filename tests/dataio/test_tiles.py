@@ -141,6 +141,16 @@ def test_the_tiles_of_a_sample_lie_in_caches_of_their_own(tmp_path) -> None:
     assert [sum(ranks) for ranks in staged] == [2 * NUM_SAMPLES, 2 * NUM_SAMPLES, 0, 0]
 
 
+def test_tiles_whose_halos_hold_all_are_staged_beside_training(tmp_path) -> None:
+    def run(world: World) -> Any:
+        staging = Staging(when="overlap")
+        with make(world, tmp_path, Tiles((0,), (2,), 5), staging=staging) as loader:
+            return train(loader, 1)
+
+    first, second = run_threads(thread_worlds([2], timeout_s=3), run)
+    assert first == second
+
+
 def test_of_other_sources_whole_samples_are_read_and_cut(tmp_path, caplog) -> None:
     table = pa.table({"x": list(VALUES.reshape(NUM_SAMPLES, -1)), "y": SOURCE["y"]})
     pq.write_table(table, tmp_path / "a.parquet")
