@@ -222,9 +222,12 @@ def check_agreement(settings: Mapping[str, object], world: World) -> None:
     if other is None:
         return
     first, theirs = json.loads(everyone[0]), json.loads(everyone[other])
-    name = next(name for name in first if first[name] != theirs[name])
+    # A rank without tiles compares all its settings where one with tiles compares these first
+    names = min(first, theirs, key=len)
+    name = next(name for name in names if first.get(name) != theirs.get(name))
     raise WorldError(
-        f"Loader: rank {other} was made with {name} {theirs[name]}, rank 0 with {first[name]}; "
+        f"Loader: rank {other} was made with {name} {theirs.get(name)}, rank 0 with "
+        f"{first.get(name)}; "
         f"every rank must be given the same arguments and see the same source",
         on_all_ranks=True,
     )

@@ -73,7 +73,8 @@ class TileRanks:
         reports, here = arguments.reports, self.whole.local_size
         if self.index:
             reports = replace(reports, metrics=None, progress=False)
-        # Other tiles' ranks of the node read and decode, too
+        # Other tiles' ranks of the node read and decode, too; in a world without them, as many
+        here *= 1 if self.whole is not self.part else self.num_tiles
         mine = staging.bytes_per_s * self.part.local_size / here
         workers = arguments.workers
         return replace(

@@ -223,7 +223,8 @@ class TrainingSession(Session):
 
         Raises:
             SourceError: If its classes are not those of training; see `Loader.evaluation`.
-            ValueError: If the loader's fields draw crops, flips or patches.
+            ValueError: If the loader's fields draw crops, flips or patches, or the fields are cut
+                into other numbers of tiles than the loader's.
         """
         own = self.lasting.opener.fields.items()
         drawn = [
@@ -236,6 +237,15 @@ class TrainingSession(Session):
                 "Image(..., resize=ResizeShort(256), crop=CenterCrop(224)), or these themselves"
             )
         given = self.lasting.opener.fields if fields is None else fields
+        num_tiles = 0 if self.lasting.tiles is None else self.lasting.tiles.num_tiles
+        for name, field in given.items():
+            cut = field.tiles if isinstance(field, Array) else None
+            if cut is not None and cut.num_tiles != num_tiles:
+                raise ValueError(
+                    f"evaluation: field {name!r} is cut into {cut.num_tiles} tiles, and those of "
+                    f"the loader into {num_tiles or 'none'}, expected as many, of which each rank "
+                    "holds the one it trains; give as many, or leave tiles out"
+                )
         training = self.arguments
         # Without a transform of its own there is nothing that would hold the interpreter.
         num_processes = training.workers.processes if transform is not None else 0

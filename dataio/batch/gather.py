@@ -153,7 +153,11 @@ class Gather:
                 prefetch=workers.prefetch,
                 timeout_s=world.timeout_s,
             )
-        self._lookup = Lookup(cache, self._assembler, self._verifier, threads=self._threads)
+        tiles = [k.tiles.num_tiles for k in fields.values() if isinstance(k, Array) and k.tiles]
+        self._lookup = Lookup(
+            cache, self._assembler, self._verifier, threads=self._threads,
+            num_tiles=max(tiles, default=1),
+        )  # fmt: skip
         # Threads add to theirs, the caller's thread reads it; the lock guards it.
         self._inline_s = self._threads_s = 0.0
         self._threads_lock = threading.Lock()

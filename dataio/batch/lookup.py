@@ -71,6 +71,7 @@ class Lookup:
         assembler: Gathers the small fields of a whole block.
         verifier: Knows which rows are to be checked.
         threads: Look up the next block meanwhile; None looks up on the caller's thread.
+        num_tiles: Tiles of a sample, each with as many ranks on the node as the cache has.
 
     Attributes:
         num_bytes: Stored bytes of the rows of the batches begun.
@@ -83,9 +84,10 @@ class Lookup:
         verifier: RowVerifier,
         *,
         threads: ThreadPoolExecutor | None,
+        num_tiles: int = 1,
     ) -> None:
         self._cache, self._assembler, self._verifier = cache, assembler, verifier
-        self._threads = threads
+        self._threads, self._num_tiles = threads, num_tiles
         self.num_bytes = 0
 
     def pending(
@@ -98,7 +100,8 @@ class Lookup:
 
     def _fetched(self, pending: Iterator[Pending], fetcher: Fetcher) -> Iterator[Pending]:
         """Begin to read some batches before the first of them is made."""
-        most_bytes = min(AHEAD_FRACTION * memory_limit() / self._cache.local_size, AHEAD_BYTES)
+        num_ranks = self._cache.local_size * self._num_tiles
+        most_bytes = min(AHEAD_FRACTION * memory_limit() / num_ranks, AHEAD_BYTES)
         waiting: deque[Pending] = deque()
         ahead_bytes = 0
         try:

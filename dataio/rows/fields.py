@@ -244,7 +244,8 @@ class Array:
 
     def column(self, name: str) -> FixedColumn:
         shape = self.shape
-        if self.tiles is not None:
+        # Of no rank's tile it is that of whole samples
+        if self.tiles is not None and self.tiles.index is not None:
             shape = tuple(part.stop - part.start for part in self.tiles.box(shape))
         return FixedColumn(name, np.dtype(self.dtype).newbyteorder("<").str, shape)
 
@@ -397,6 +398,8 @@ def _declaration(field: Field) -> dict[str, object]:
     if "dtype" in stored:
         stored["dtype"] = np.dtype(stored["dtype"]).newbyteorder("<").str
     if isinstance(field, Array) and (tiles := stored.pop("tiles")) is not None:
+        # Ranks of two tiles stage both, also where halos make them the same part
+        stored["tile"] = tiles.index
         stored["box"] = [(part.start, part.stop) for part in tiles.box(field.shape)]
     described: dict[str, object] = json.loads(json.dumps(stored, default=repr))
     return {"kind": type(field).__name__, **described}

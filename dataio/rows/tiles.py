@@ -67,7 +67,7 @@ class Tiles:
             shape: Of the whole sample.
 
         Raises:
-            ValueError: If an axis is named, and not found yet: see `Loader.fields`.
+            ValueError: If index is None, or an axis is named: `Loader.fields` has found both.
         """
         return tuple(
             slice(max(tile.start - halo, 0), min(tile.stop + halo, length))
@@ -86,11 +86,16 @@ class Tiles:
         )
 
     def _along(self, shape: Sequence[int]) -> Iterator[tuple[slice, int, int]]:
-        """Yield for each dimension the tile, the halo and the length; all of it without index."""
+        """Yield for each dimension the tile, the halo and the length."""
         cut = dict(zip(self._positions(len(shape)), range(len(shape)), strict=False))
-        places = np.unravel_index(self.index or 0, self.parts)
+        if self.index is None:
+            raise ValueError(
+                "Tiles: nobody said which tile is meant, expected a rank's; take the tiles of "
+                "loader.fields, or give index="
+            )
+        places = np.unravel_index(self.index, self.parts)
         for at, length in enumerate(shape):
-            if at not in cut or self.index is None:
+            if at not in cut:
                 yield slice(0, length), 0, length
                 continue
             part, (each, longer) = int(places[cut[at]]), divmod(length, self.parts[cut[at]])

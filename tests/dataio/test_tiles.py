@@ -1,9 +1,11 @@
 """Samples on several ranks: each loads its tile, all of them the same rows in the same steps."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -30,12 +32,13 @@ from dataio import (
 from dataio.base.errors import DataioError
 from dataio.mixture import Mixture
 from dataio.rowlog.reading import read_log
+from dataio.store.files.fetch import Fetcher
 from dataio.world import World, run_threads, single_world, thread_worlds
 
 NUM_SAMPLES, SHAPE = 24, (10, 8)
 VALUES = np.arange(NUM_SAMPLES * 80, dtype=np.float32).reshape(NUM_SAMPLES, *SHAPE)
 """Each number once, so that a tile says where it comes from."""
-SOURCE = {"x": VALUES, "y": np.arange(NUM_SAMPLES)}
+SOURCE: dict[str, Any] = {"x": VALUES, "y": np.arange(NUM_SAMPLES)}
 HIDES = importance.Kakurenbo(0.3, drops=(), alphas=(1.0,), warmup_epochs=0)
 
 
@@ -138,6 +141,16 @@ def test_the_tiles_of_a_sample_lie_in_caches_of_their_own(tmp_path) -> None:
     assert [sum(ranks) for ranks in staged] == [2 * NUM_SAMPLES, 2 * NUM_SAMPLES, 0, 0]
 
 
+def test_tiles_whose_halos_hold_all_are_staged_beside_training(tmp_path) -> None:
+    def run(world: World) -> Any:
+        staging = Staging(when="overlap")
+        with make(world, tmp_path, Tiles((0,), (2,), 5), staging=staging) as loader:
+            return train(loader, 1)
+
+    first, second = run_threads(thread_worlds([2], timeout_s=3), run)
+    assert first == second
+
+
 def test_of_other_sources_whole_samples_are_read_and_cut(tmp_path, caplog) -> None:
     table = pa.table({"x": list(VALUES.reshape(NUM_SAMPLES, -1)), "y": SOURCE["y"]})
     pq.write_table(table, tmp_path / "a.parquet")
@@ -217,6 +230,26 @@ def test_losses_that_differ_between_the_tiles_of_a_sample_end_the_job(tmp_path) 
         run_threads(thread_worlds([2]), run)
 
 
+def test_tiles_of_a_node_share_the_memory_that_is_for_batches_ahead(tmp_path, monkeypatch) -> None:
+    asked, fetch = Counter[int](), Fetcher.fetch
+
+    def counted(*args: Any) -> Any:
+        asked[get_ident()] += 1
+        return fetch(*args)
+
+    def run(world: World) -> int:
+        with make(world, tmp_path, Tiles((0,), (2,))) as loader:
+            next(iter(loader))
+            return asked[get_ident()]
+
+    monkeypatch.setattr(Fetcher, "fetch", counted)
+    monkeypatch.setattr("dataio.store.cache.exceeds_memory", lambda reader: True)
+    batch_bytes = 3 * (5 * 8 * 4 + 8)
+    # Of 5 % of it each rank may take 2.5 batches
+    monkeypatch.setattr("dataio.batch.lookup.memory_limit", lambda: 20 * 2 * 2.5 * batch_bytes)
+    assert run_threads(thread_worlds([2]), run) == [3, 3]
+
+
 def test_what_a_transform_draws_is_the_same_on_all_tiles_of_a_sample(tmp_path) -> None:
     """So noise that is drawn for the whole, and cut, is that of the whole."""
 
@@ -279,15 +312,28 @@ def test_an_evaluation_and_a_mixture_have_tiles_too(tmp_path) -> None:
     ]
 
 
-def test_a_rank_may_say_itself_which_tile_it_holds(tmp_path) -> None:
+@pytest.mark.parametrize(("tiles", "own"), [(None, "none"), (Tiles((0,), (2,)), "2")])
+def test_an_evaluation_is_cut_into_the_tiles_of_its_loader(tmp_path, tiles, own) -> None:
+    def run(world: World) -> None:
+        with make(world, tmp_path, tiles) as loader:
+            loader.evaluation(SOURCE, fields=fields_of(Tiles((0, 1), (2, 2))))
+
+    found = f"field 'x' is cut into 4 tiles, and those of the loader into {own}"
+    with pytest.raises(ValueError, match=found):
+        run_threads(thread_worlds([2]), run)
+
+
+def test_a_rank_may_say_itself_which_tile_it_holds(tmp_path, monkeypatch) -> None:
     """Among the ranks of all tiles, or in a world of those of its tile alone."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
 
     def run(world: World) -> Any:
         tiles = Tiles((0,), (2,), 0, world.rank // 2)
         with make(world, tmp_path, tiles) as loader:
             found = train(loader, 2)
         (own,) = world.parts.values()
-        with make(own, tmp_path, tiles) as loader:
+        with make(own, tmp_path, tiles, workers=Workers()) as loader:
+            assert loader._session.arguments.workers.threads == 2, "of 8 cores"
             assert tiles_in(loader) == tiles
             assert train(loader, 2) == found
         return found
@@ -308,11 +354,13 @@ def test_a_world_has_samples_in_one_number_of_tiles(tmp_path) -> None:
 
 
 def test_ranks_of_a_sample_are_given_the_same_arguments(tmp_path) -> None:
-    def run(world: World, tiles: Tiles, seed: int = 5) -> None:
+    def run(world: World, tiles: Tiles | None, seed: int = 5) -> None:
         make(world, tmp_path, tiles, seed=seed).close()
 
     for different, found in (
         (lambda world: run(world, Tiles((0,), (2,)), world.rank), "with seed 1, rank 0 with 0"),
+        (lambda world: run(world, Tiles((0,), (2,)) if world.rank else None), "with tiles {'x'"),
+        (lambda world: run(world, None if world.rank else Tiles((0,), (2,))), "with tiles None"),
         (lambda world: run(world, Tiles((0,), (2,), world.rank)), "with tiles .*halo=1"),
     ):
         with pytest.raises(WorldError, match=f"Loader: rank 1 was made {found}"):

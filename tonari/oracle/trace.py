@@ -82,6 +82,7 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
             data.
     """
     own = own_of(config, own)
+    check_tiles(config)
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank is {rank}, expected 0 to {world_size - 1}")
     layout = lay_out(config, world_size)
@@ -129,6 +130,20 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
             events=tuple(recorder.events),
             kept_bytes=recorder.live_bytes - batch_bytes,
             peak_bytes=recorder.peak_bytes - batch_bytes,
+        )
+
+
+def check_tiles(config: Config) -> None:
+    """Refuse tiles, whose layers exchange what neither traces nor probes count.
+
+    Raises:
+        ConfigError: If there are any.
+    """
+    if config.mesh.tiles:
+        raise ConfigError(
+            f"mesh.tiles is {list(config.mesh.tiles)}, expected none in a trace, a probe or a "
+            "plan, which do not count what layers exchange between tiles; see docs/tiles.md for "
+            "that, and `tonari train --dry-run` without --trace for memory"
         )
 
 

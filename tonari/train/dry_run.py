@@ -9,7 +9,6 @@ from tonari.oracle import Operator, Traffic, trace_step, traffic
 from tonari.report.tables import Table
 from tonari.sizes import format_bytes
 from tonari.trainer.config.config import Config
-from tonari.trainer.mesh.mesh import AXES
 from tonari.trainer.run.crossings import Crossing
 from tonari.trainer.run.deliveries import Delivery
 from tonari.trainer.run.dry_run import DryRun, PipelineRank, dry_run
@@ -68,7 +67,7 @@ class TracedStep:
 
 
 def _trace(config: Config, found: DryRun, world_size: int) -> tuple[TracedStep, ...]:
-    sizes = [found.axes[axis] for axis in AXES]
+    sizes = [*found.axes.values()]
     steps = []
     for pp_rank in range(found.axes["pp"]):
         rank = pp_rank * (world_size // found.axes["pp"])
@@ -127,7 +126,7 @@ def _words(config: Config, found: DryRun) -> str:
             f"model: {config.model.kind}, {found.parameters:,} parameters, "
             f"{found.flops_per_row / 1e9:.3g} GFLOP a sample forward; "
             f"{found.global_batch_size} samples a step",
-            *map(_crossing_words, found.crossings),
+            *(_crossing_words(each, tiles=bool(config.mesh.tiles)) for each in found.crossings),
             "",
             *Table(HELD, [_held_row(rank) for rank in found.pipeline_ranks], HELD_TITLE).text(),
             "",
@@ -135,6 +134,7 @@ def _words(config: Config, found: DryRun) -> str:
                 MEMORY, [_memory_row(rank) for rank in found.pipeline_ranks], MEMORY_TITLE
             ).text(),
             *([OFFLOADED] if config.mesh.offload else []),
+            *([TILED] if config.mesh.tiles else []),
             "",
             *Table(
                 FED, [_fed_row(each) for each in found.deliveries[:MOST_KINDS]], FED_TITLE
@@ -146,6 +146,7 @@ def _words(config: Config, found: DryRun) -> str:
 
 CURES = {
     "tp": "mesh.tp={0} lies within one",
+    "tiles": "{0} tiles lie within one",
     "cp": "mesh.cp={0}, or a smaller mesh.tp, lies within one",
     "dp_shard": "mesh.dp_shard={0} lies within one, with mesh.dp_replicate for the rest (HSDP), if "
     "its memory allows",
@@ -153,10 +154,11 @@ CURES = {
 """By axis, how to keep its messages in a node."""
 
 
-def _crossing_words(each: Crossing) -> str:
+def _crossing_words(each: Crossing, *, tiles: bool) -> str:
+    axis = "tiles" if tiles and each.axis == "cp" else each.axis
     return (
-        f"links: a group of mesh.{each.axis}={each.ranks} spans {each.nodes} nodes, so that its "
-        f"messages in every block leave the node; {CURES[each.axis].format(each.ranks_within)}"
+        f"links: a group of mesh.{axis}={each.ranks} spans {each.nodes} nodes, so that its "
+        f"messages in every block leave the node; {CURES[axis].format(each.ranks_within)}"
     )
 
 
@@ -164,6 +166,10 @@ HELD_TITLE = "Who holds what (of the ranks at one coordinate of pp, the fullest)
 HELD = ("pp", "stages", "blocks", "ends", "parameters", "a rank's")
 OFFLOADED = (
     "mesh.offload: of it parameters, gradients and the optimizer's state lie in the host's memory"
+)
+TILED = (
+    "mesh.tiles: activations are a tile's part of the whole; halos and their messages are not "
+    "counted (docs/tiles.md)"
 )
 MEMORY_TITLE = "Its memory, in bytes; activations are estimated (docs/train.md), buffers left out"
 MEMORY = ("pp", "parameters", "gathered", "gradients", "optimizer", "activations", "total")

@@ -178,10 +178,12 @@ class Anemoi:
             return self.dataset
         with ZarrFormat().opened(self.storage, self.path) as file:
             shape = file.variables[DATA].shape if DATA in file.variables else ()
-            if not {"dates", *STATISTICS} <= file.variables.keys() or len(shape) != 4:
+            found, named = file.variables.keys(), "variables" in file.attributes
+            if not (named and {"dates", *STATISTICS} <= found and len(shape) == 4):
                 raise SourceError(
-                    f"{self.path}: holds {', '.join(file.variables)}, expected the arrays data "
-                    f"[time, variable, ensemble, grid], dates, {', '.join(STATISTICS)} that "
+                    f"{self.path}: holds {', '.join(found)}{' and variables' * named}, expected "
+                    f"the arrays data [time, variable, ensemble, grid], dates, "
+                    f"{', '.join(STATISTICS)} and the attribute variables that "
                     "anemoi-datasets writes; read other stores by ArrayFiles"
                 )
             dates, *statistics = (file.read(key, (slice(None),)) for key in ("dates", *STATISTICS))

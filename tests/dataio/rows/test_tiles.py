@@ -40,6 +40,13 @@ def test_a_halo_is_what_the_neighbours_hold_and_ends_at_the_border() -> None:
     np.testing.assert_array_equal(parts[3], whole[2:7, 3:10])
 
 
+def test_tiles_of_no_rank_have_no_part() -> None:
+    for part in (Tiles.box, Tiles.inner):
+        with pytest.raises(ValueError, match="nobody said which tile is meant, expected a rank's"):
+            part(Tiles((0,), (2,)), (4,))
+    assert Array("x", (4,), "float32", Tiles((0,), (2,))).column("x").shape == (4,)
+
+
 @pytest.mark.parametrize(
     ("tiles", "found"),
     [

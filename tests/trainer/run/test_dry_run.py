@@ -12,6 +12,7 @@ import torch.distributed as dist
 from tests import hub
 from tests.multirank import RunRanks
 from tests.trainer.foreign_models import PlainImages
+from tests.trainer.tiles.tiled_run import SETTINGS
 from tonari.train.command import main
 from tonari.trainer.config.config import Config, load_config
 from tonari.trainer.errors import ConfigError
@@ -49,6 +50,32 @@ def test_parameters_of_all_ranks_are_the_model_s(tmp_path: Path) -> None:
     for rank in cut.pipeline_ranks:
         assert rank.parameters / 2 <= rank.rank_parameters < 0.51 * rank.parameters
     assert not dist.is_initialized()
+
+
+def test_of_tiles_a_part_of_the_activations_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def settings(*tiles: int) -> str:
+        path = tmp_path / f"{len(tiles)}.toml"
+        path.write_text(
+            SETTINGS.format(
+                data="absent.npz", cache=tmp_path, batch_size=8, model="unet", tiles=[*tiles],
+                directory=tmp_path,
+            )
+        )  # fmt: skip
+        return str(path)
+
+    def activations(path: str, ranks: int) -> int:
+        run = dry_run(load_config(Path(path)), world_size=ranks, num_nodes=1)
+        return run.pipeline_ranks[0].memory.activations_bytes
+
+    assert activations(settings(2, 2), 4) == activations(settings(), 1) // 4
+    assert main([settings(2, 2), "--dry-run", "--world", "8", "--nodes", "4"]) == 0
+    printed = capsys.readouterr().out
+    assert "a group of mesh.tiles=4 spans 2 nodes" in printed
+    assert "halos and their messages are not counted" in printed
+    with pytest.raises(ConfigError, match="do not count what layers exchange between tiles"):
+        main([settings(2, 2), "--dry-run", "--world", "4", "--trace"])
 
 
 def test_memory_follows_the_optimizer_the_schedule_and_recomputation(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What is computed on tiles and in one process: models, and single functions of torch's."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -134,10 +135,20 @@ LAYERS: dict[str, Function] = {
 }
 TARGET = torch.rand(SHAPE, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 CLASSES = (TARGET[:, 0] * 4).long()
+
+
+def of_one_channel(x: Tensor) -> Tensor:
+    """Compare one channel with all of a target, of which torch warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return F.mse_loss(x[:, :1], TARGET)
+
+
 CALLS: dict[str, Function] = {
+    "one for all channels": of_one_channel,
     "mean": lambda x: x.mean(),
     "sum over space": lambda x: x.sum((-2, -1), keepdim=True),
-    "amax over channels": lambda x: x.amax(1) * x.std(1),
+    "amax over channels": lambda x: x.amax(1) * x.std(axis=1),
     "view as rows": lambda x: x.view(len(x), -1).cos(),
     "a table beside": lambda x: torch.where(TARGET > 0.5, x, -x) / (1 + TARGET[0]),
     "other cuts": lambda x: F.pad(x, (5, 0))[..., :, :].mul(2) + F.pad(x, (0, 5)),
@@ -261,4 +272,5 @@ REFUSED: dict[str, Function] = {
     "mapped": lambda x: torch.vmap(torch.relu)(x),
     "weights": lambda x: F.cross_entropy(x, CLASSES, weight=torch.ones(4)),
     "other dimensions": lambda x: x + x.transpose(2, 3),
+    "part of a table": lambda x: x + torch.zeros(6, 1),
 }

@@ -148,6 +148,16 @@ def test_a_model_names_the_layer_that_cannot_be_tiled_before_it_trains(grid: Gri
     assert model(torch.rand(1, 3, 13, 22)).shape == (11, 20, 8)  # it is as it was
 
 
+def test_a_model_that_needs_numbers_is_tried_as_it_is_called(
+    grid: Grid, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3, momentum=None), nn.AdaptiveMaxPool2d(1))
+    tile_model(model, grid, (3, 13, 22))
+    assert "cannot be tried without data (Tensor.item() cannot be called on meta" in caplog.text
+    with pytest.raises(ConfigError, match=r"tiles: 1 \(AdaptiveMaxPool2d\): .*; compute"):
+        model(torch.rand(1, 3, 6, 11))
+
+
 def test_what_is_not_this_ranks_tile_is_refused(grid: Grid) -> None:
     model = tile_model(nn.Conv2d(3, 4, 3), grid, (3, 13, 22))
     with pytest.raises(ConfigError, match=r"expected 6 in dimension 2, of 13 in 2 parts; give"):

@@ -32,6 +32,7 @@ from tonari.oracle.probe.messages import (
 )
 from tonari.oracle.record import Message, Wait
 from tonari.oracle.stopwatch import Timed, time_step
+from tonari.oracle.trace import check_tiles
 from tonari.trainer.config.config import Config
 from tonari.trainer.private.messages import limit_waits_of_groups
 from tonari.trainer.run.build import build_place, lay_out
@@ -121,6 +122,7 @@ def probe(
         ranks = count_ranks(world.topology)
         gpu = find_gpu(config, world)
     # Before anything is timed: what does not fit is not worth a wait.
+    check_tiles(config)
     layout = lay_out(config, world_size)
     # As in a run, where `join` does it: steps here are timed outside of one
     keep_freed_memory()

@@ -207,6 +207,8 @@ def _count_parts(
     parts = parallelize(
         copy.deepcopy(model), mesh, _Stages(stages), sequence_parallel=settings.sequence_parallel,
         loss_parallel=settings.loss_parallel,
+        # A tile's layers have the weights of the whole
+        tile=(lambda model: model) if settings.tiles else None,
     )  # fmt: skip
     own = sum(_count_local(part, layout.sizes) for part in parts)
     blocks = [_count_local(block, layout.sizes) for part in parts for block in part.blocks.values()]
@@ -236,7 +238,7 @@ def _activations_bytes(
         part.to(getattr(torch, config.mesh.dtype))
     if config.mesh.dtype == "bfloat16":
         part.hidden_dtype = torch.bfloat16
-    part.num_sequence_parts = layout.sizes[3]
+    part.num_sequence_parts = config.mesh.cp
     blocks = stage_blocks(stage, layout.num_stages, num_blocks=part.num_blocks)
     part.keep(blocks, first=stage == 0, last=stage == layout.num_stages - 1)
     # Tensors without data: attention chooses its kernel as on the device.

@@ -1,15 +1,19 @@
 """A model that is called on tiles."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tonari.trainer.errors import ConfigError
 from tonari.trainer.models.staged import without_data
 from tonari.trainer.private.trees import tree_map
 from tonari.trainer.tiles.grid import Grid
 from tonari.trainer.tiles.tensor import TiledTensor, tiled
+
+log = logging.getLogger(__name__)
 
 
 def tile_model(
@@ -32,7 +36,7 @@ def tile_model(
         sample_shape: [channels, spatial...] of the whole sample.
         try_it: Whether a copy without data is called once, on every rank alike, so that a layer
             that cannot be tiled is refused now. It takes one tensor of the weights' dtype. A
-            model that it does not suit refuses such a layer as it is first called.
+            model that it does not suit refuses such a layer as it is first called; the log says so.
 
     Returns:
         The model.
@@ -66,7 +70,12 @@ def tile_model(
             # What forward makes has no data either.
             with torch.no_grad(), torch.device("meta"):
                 tried(torch.empty((2, sample_shape[0], *local), dtype=dtype))
-        except Exception:
+        except ConfigError:
             handle.remove()
             raise
+        except Exception as error:
+            log.warning(
+                "tiles: the model cannot be tried without data (%s): a layer that cannot be tiled "
+                "is refused as it is first called", error,
+            )  # fmt: skip
     return model

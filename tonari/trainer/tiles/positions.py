@@ -171,7 +171,7 @@ def loss(
     if reduction == "sum":
         return total
     if not is_by_class or aligned.is_floating_point():
-        return total / (tile.numel() // tile.shape[1] if is_by_class else tile.numel())
+        return total / tile.behind(each).numel()  # type: ignore[no-any-return]
     return total / tile.grid.add_up((aligned != named.get("ignore_index", -100)).sum())
 
 

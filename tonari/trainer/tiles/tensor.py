@@ -84,7 +84,8 @@ class TiledTensor(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Call what computes a function on tiles, with torch's own meaning of plain tensors."""
-        named = kwargs or {}
+        # NumPy's name, which torch takes everywhere
+        named = {"dim" if key == "axis" else key: value for key, value in (kwargs or {}).items()}
         with DisableTorchFunction():
             learns = any(tile.learns for tile in _tiles((args, named)))
             if func in METADATA:
@@ -150,11 +151,16 @@ class TiledTensor(Tensor):
                 )
             return value.refetched(cuts)
         for cut in cuts:
-            if cut.dim >= 0 and value.shape[cut.dim] == cut.starts[-1]:
-                here = self.grid.coordinates[cut.axis]
-                value = value.narrow(
-                    cut.dim, cut.starts[here], self.local.shape[cut.dim - value.ndim]
+            if cut.dim < 0 or value.shape[cut.dim] == 1:
+                continue
+            if value.shape[cut.dim] != cut.starts[-1]:
+                raise ConfigError(
+                    f"tiles: a tensor of {[*value.shape]} meets tiles of {[*self.shape]}, expected "
+                    f"{cut.starts[-1]} or 1 in dimension {cut.dim}, as one process needs it; give "
+                    "it whole, or tonari.trainer.tiles.tiled(...) of what this rank has of it"
                 )
+            here = self.grid.coordinates[cut.axis]
+            value = value.narrow(cut.dim, cut.starts[here], self.local.shape[cut.dim - value.ndim])
         return value
 
     def behind(self, values: Any) -> Any:

@@ -160,7 +160,9 @@ class ArrayFilesSource:
 
     def sample_dims(self, key: str) -> tuple[str, ...]:
         """Name the dimensions of a variable's part of a sample."""
-        variable = self.files[0].variables[key]
+        return self._dims(self.files[0].variables[key])
+
+    def _dims(self, variable: Variable) -> tuple[str, ...]:
         rows = [axis.of(variable) for axis in self._axes if axis.is_row]
         return tuple(name for at, name in enumerate(variable.dims) if at not in rows)
 
@@ -274,6 +276,13 @@ class ArrayFilesSource:
                 f"{first.unit or 'plain numbers'} in {self.files[0].path}, so that one number "
                 "stands for two values, expected one packing and one unit of time in all files; "
                 "write them again unpacked, or with one, or leave the field out"
+            )
+        dims, firsts = self._dims(variable), self._dims(first)
+        if dims != firsts and sorted(dims) == sorted(firsts):
+            raise FieldError(
+                f"{path}: a sample of the variable {field.key!r} has the dimensions "
+                f"{', '.join(dims)}, and {', '.join(firsts)} in {self.files[0].path}, expected one "
+                "order in all files; write them again in one, or leave the field out"
             )
         shape = sample_shape(variable, self._axes)
         if isinstance(field, Array) and (

@@ -176,6 +176,9 @@ def test_stores_and_fields_that_are_not_those_of_anemoi_are_refused(tmp_path):
     group["dates"][3] = np.datetime64("2020-01-01T19:00")
     with pytest.raises(SourceError, match="dates are not evenly spaced"):
         Anemoi(tmp_path / "a.zarr").open()
-    del group["mean"]
-    with pytest.raises(SourceError, match=r"a.zarr: holds .*, expected the arrays data \[time"):
-        Anemoi(tmp_path / "a.zarr").open()
+    for lacks in ("mean", "variables"):
+        write_dataset(tmp_path / "a.zarr")
+        group = zarr.open_group(tmp_path / "a.zarr")
+        del (group if lacks == "mean" else group.attrs)[lacks]
+        with pytest.raises(SourceError, match=r"a.zarr: holds .*, expected the arrays data \[time"):
+            Anemoi(tmp_path / "a.zarr").open()

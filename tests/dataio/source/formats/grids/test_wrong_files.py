@@ -341,6 +341,18 @@ def test_rows_appended_behind_what_lists_a_store_are_read(tmp_path: Path, versio
     assert ArrayFiles(tmp_path / "a.zarr").open().num_samples == 4
 
 
+def test_files_whose_dimensions_stand_in_another_order_are_refused(tmp_path: Path) -> None:
+    """Samples of a square would be turned, in part of the files, and nobody would see it."""
+    for name, dims in (("a", ["time", "lat", "lon"]), ("b", ["time", "lon", "lat"])):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            made = file.create_dataset("x", data=np.zeros((2, 3, 3), np.float32))
+            for each, dim in zip(made.dims, dims, strict=True):
+                each.label = dim
+    source = ArrayFiles(tmp_path / "*.h5", axis="time").open()
+    with pytest.raises(FieldError, match=r"b.h5: .* has the dimensions lon, lat, and lat, lon in"):
+        source.read(np.arange(4), {"x": Array("x", (3, 3), "float32")})
+
+
 UNITS = {"scale_factor": (0.1, 0.2), "add_offset": (0, 5.0), "units": ("h since 1", "h since 2")}
 
 
