@@ -150,7 +150,7 @@ def test_a_model_names_the_layer_that_cannot_be_tiled_before_it_trains(grid: Gri
 
 def test_what_is_not_this_ranks_tile_is_refused(grid: Grid) -> None:
     model = tile_model(nn.Conv2d(3, 4, 3), grid, (3, 13, 22))
-    with pytest.raises(ConfigError, match=r"expected 6 in dimension 2, of 13 in 2 parts; give"):
+    with pytest.raises(ConfigError, match=r"expected 6 in dimension 2, of 13 in 2 x 2 parts; give"):
         model(torch.rand(1, 3, 13, 22))
     with pytest.raises(ConfigError, match=r"parts are \[3, 1\], expected a product of 4"):
         Grid((3, 1), grid.group)
