@@ -117,10 +117,12 @@ def check_uncut(func: Any, tile: TiledTensor, dims: Any) -> None:
 def concatenate(func: Any, tensors: Sequence[Any], dim: int = 0) -> TiledTensor:
     """Join along a dimension that is not cut; or put before tokens what each rank has alike."""
     first = next(each for each in tensors if isinstance(each, TiledTensor))
-    cut, *_ = first.cuts
-    if isinstance(cut, Merged) and dim % first.ndim == cut.dim and tensors[-1] is first:
-        before = cut.before + sum(each.shape[dim] for each in tensors[:-1])
-        return first.like(func([*tensors[:-1], first.local], dim), [replace(cut, before=before)])
+    *others, _ = tensors
+    for cut in first.cuts:
+        is_along = isinstance(cut, Merged) and dim % first.ndim == cut.dim
+        if is_along and not any(isinstance(each, TiledTensor) for each in others):
+            before = cut.before + sum(each.shape[dim] for each in others)
+            return first.like(func([*others, first.local], dim), [replace(cut, before=before)])
     check_uncut(func, first, dim)
     return first.like(func([first.aligned(each) for each in tensors], dim))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import FrameType
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -276,6 +276,7 @@ class TiledTensor(Tensor):
 
 
 Compute = Callable[..., Any]
+Computes = TypeVar("Computes", bound=Compute)
 FUNCTIONS: dict[Any, Compute] = {}
 """What computes a function of torch's: it is called with the function, and with its arguments."""
 
@@ -301,10 +302,10 @@ for _asked in ABOUT_VIEWS:
     FUNCTIONS[_asked] = lambda func, tile: func(tile.local)
 
 
-def computes(*names: str) -> Callable[[Compute], Compute]:
+def computes(*names: str) -> Callable[[Computes], Computes]:
     """Register what computes functions of torch's, of tensors and of ``nn.functional``, by name."""
 
-    def register(compute: Compute) -> Compute:
+    def register(compute: Computes) -> Computes:
         for name in names:
             for holder in (torch, Tensor, F):
                 if hasattr(holder, name):
