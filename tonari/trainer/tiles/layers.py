@@ -98,7 +98,7 @@ def dropout(
     func: Any, tile: TiledTensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> TiledTensor:
     """Draw for the whole sample, on each rank from the same state, and cut the draw."""
-    if not training:
+    if not training or p == 0:
         return tile
     ones = torch.ones(tile.shape, dtype=tile.dtype, device=tile.device)
     # Numbers are drawn in the order of memory

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tonari.trainer.errors import ConfigError
-from tonari.trainer.private.autograd import ABOUT_VIEWS
+from tonari.trainer.private.autograd import ABOUT_MEMORY
 from tonari.trainer.private.dispatch import DisableTorchFunction, make_wrapper
 from tonari.trainer.private.trees import tree_leaves, tree_map
 from tonari.trainer.tiles.exchange import Move, fetch
@@ -297,8 +297,9 @@ METADATA: set[Any] = {
 }  # fmt: skip
 """They answer of the whole tensor."""
 FUNCTIONS[Tensor.requires_grad.__get__] = lambda func, tile: func(tile.local)  # type: ignore[attr-defined]
-# What sharded parameters ask of an answer.
-for _asked in ABOUT_VIEWS:
+FUNCTIONS[Tensor.requires_grad_] = lambda func, tile, *on: tile.like(func(tile.local, *on))
+# What sharded parameters ask of an answer, and recomputed blocks of what they are given.
+for _asked in ABOUT_MEMORY:
     FUNCTIONS[_asked] = lambda func, tile: func(tile.local)
 
 
