@@ -21,6 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from examples.tiles.cosmoflow import CosmoFlow
 from examples.tiles.unet2d import PictureUNet
 from examples.tiles.unet3d import VolumeUNet
+from examples.tiles.vit import PictureViT
 from tonari.trainer.private.fakes import FakeStore
 from tonari.trainer.tiles import Grid, tile_model
 
@@ -29,6 +30,7 @@ CASES: dict[str, tuple[Make, tuple[int, ...]]] = {
     "CosmoFlow": (lambda: CosmoFlow(side=64, width=8), (4, 64, 64, 64)),
     "U-Net, volumes": (lambda: VolumeUNet(width=8), (1, 48, 48, 48)),
     "U-Net, pictures": (lambda: PictureUNet(width=16), (3, 192, 256)),
+    "ViT, pictures": (lambda: PictureViT(10, (192, 256), dropout=0.0), (3, 192, 256)),
 }
 PARTS = [(1,), (2,), (4,), (2, 2)]
 LINE = (

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.multirank import RunRanks
+from tests.trainer.digits import write_config
 from tests.trainer.run.runs import KAKURENBO, lines
 from tests.trainer.tiles.tiled_run import SETTINGS, write_data
 
@@ -48,15 +49,17 @@ def test_tiles_train_the_rows_of_one_process_and_go_on_there(
     run_ranks(
         "trainer/tiled_train", 1,
         runs.settings("unet", "unet"), runs.settings("classes", "classes", then=hides),
+        runs.settings("staged", "staged", then="mesh.microbatches=2"),
     )  # fmt: skip
     run_ranks(
         "trainer/tiled_train", 4,
         runs.settings("unet_4", "unet", (2, 2)),
         runs.settings("classes_4", "classes", (2, 2), then=hides),
         runs.settings("unet_dp2", "unet", (1, 2), rows=4),
+        runs.settings("staged_pp", "staged", (2, 1), then="mesh.pp=2 mesh.microbatches=2"),
         runs.settings("moved", "unet", (2, 1), rows=4, then="mesh.dp_shard=2 run.max_steps=8"),
     )  # fmt: skip
-    for name in ("unet_4", "unet_dp2", "classes_4"):
+    for name in ("unet_4", "unet_dp2", "classes_4", "staged_pp"):
         base = runs.figures(name.split("_")[0])
         found = runs.figures(name)
         assert len(found) == len(base) > 15
@@ -67,3 +70,28 @@ def test_tiles_train_the_rows_of_one_process_and_go_on_there(
     base, found = runs.figures("unet"), runs.figures("moved")
     for one, other in zip(base[-10:], found[-10:], strict=True):
         assert other == pytest.approx(one, rel=1e-9, abs=1e-9)
+
+
+VIT = (
+    "data.image_size=8", "model.kind=vit", "model.patch=2", "model.width=8", "model.depth=2",
+    "model.heads=2", "model.pooling=token", "mesh.dtype=float64", "optimizer.momentum=0.9",
+    "optimizer.schedule=steps",
+)  # fmt: skip
+
+
+def test_a_vision_transformer_goes_on_on_fewer_tiles_and_on_one(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    settings = write_config(tmp_path)
+
+    def train(ranks: int, name: str, *overrides: str) -> list[float]:
+        paths = (f"run.directory={tmp_path / name}", f"data.cache.path={tmp_path / 'cache'}")
+        run_ranks("trainer/tiled_train", ranks, "|".join([str(settings), *VIT, *paths, *overrides]))
+        return [line["loss"] for line in lines(tmp_path / name) if line["kind"] == "step"]
+
+    base = train(1, "whole")
+    train(4, "moved", "mesh.tiles=[2]", "mesh.pp=2", "mesh.microbatches=4", "run.max_steps=5")
+    train(4, "moved", "mesh.tiles=[4]", "run.max_steps=9", "mesh.checkpointing=full")
+    train(2, "moved", "mesh.tiles=[1, 2]", "run.max_steps=12", "mesh.checkpointing=selective")
+    assert train(1, "moved") == pytest.approx(base, rel=1e-9)
+    assert len(base) > 20

@@ -17,7 +17,8 @@ from tonari.trainer.run.tiled import are_tiled, of_tile, sample_shape
     ("overrides", "said"),
     [
         (["mesh.cp=2"], "expected one of them"),
-        (["mesh.pp=2"], "mesh.pp 2, mesh.tp 1"),
+        (["mesh.tp=2"], "mesh.tp 2, mesh.compile false"),
+        (["mesh.pp=2", "mesh.schedule=zbv"], 'mesh.schedule "zbv", expected'),
         (["data.kind=text", "model.kind=gpt"], "text has no tiles"),
     ],
 )

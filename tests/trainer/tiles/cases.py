@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from examples.tiles.cosmoflow import CosmoFlow
 from examples.tiles.unet2d import PictureUNet, group_norm
 from examples.tiles.unet3d import VolumeUNet
-from tonari.trainer import ResNet, SmallCNN
+from examples.tiles.vit import PictureViT
+from tonari.trainer import ResNet, SmallCNN, ViT
 
 Function = Callable[..., Any]
 
@@ -77,6 +78,12 @@ MODELS: dict[str, tuple[Function, tuple[int, ...]]] = {
     "excited": (Excited, WEATHER),
     "signals": (signals, (3, 37)),
     "fields": (fields, (2, 17, 16, 5)),
+    # Borders of tiles lie within patches
+    "vit": (
+        lambda: Recomputed(ViT(5, image_size=18, patch=3, width=8, depth=2, heads=2)),
+        (3, 18, 18),
+    ),
+    "token": (lambda: PictureViT(5, (14, 22), patch=2, width=8, depth=2, heads=2), (3, 14, 22)),
 }
 """What makes it, and the shape of a sample."""
 
@@ -135,6 +142,42 @@ LAYERS: dict[str, Function] = {
 }
 TARGET = torch.rand(SHAPE, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 CLASSES = (TARGET[:, 0] * 4).long()
+FAR = torch.arange(13 * 22)[:, None] - torch.arange(13 * 22)
+WEIGHTS = TARGET[0, :, 0, :12].T
+ATTEND: Function = F.scaled_dot_product_attention
+
+
+def tokens(x: Tensor) -> Any:
+    """Make a token of each position: [batch, positions, channels]."""
+    return x.flatten(2).transpose(1, 2)
+
+
+def by_hand(x: Tensor) -> Any:
+    """Attend as before there was a function for it, and go back to a map."""
+    heads = F.linear(tokens(x), WEIGHTS).reshape(2, -1, 3, 2, 2).permute(2, 0, 3, 1, 4)
+    query, key, value = heads
+    looked = F.dropout((query @ key.transpose(-2, -1)).softmax(-1), 0.3) @ value
+    return looked.transpose(2, 3).reshape(2, 4, 13, 22) + x
+
+
+def with_token(x: Tensor) -> Any:
+    """Put two positions before all others, and take them away again."""
+    places = torch.cat([TARGET[:, 0, :2, :4], tokens(x)], 1)
+    places = F.dropout(places.sin(), 0.2)
+    places = places + F.scaled_dot_product_attention(places, places, places)
+    rest = places[:, 2:].transpose(1, 2).unflatten(2, (13, 22))
+    return rest * places[:, 1].mean(1).view(2, 1, 1, 1) + places.mean(1).sum() + places.sum()
+
+
+def by_module(x: Tensor) -> Any:
+    """Attend as torch's layer does, which gives the weights, too."""
+    places = tokens(x).transpose(0, 1)
+    looked, looks = F.multi_head_attention_forward(
+        places, places, places, 4, 2, WEIGHTS, WEIGHTS[:, 0], None, None, False, 0.3,
+        WEIGHTS[:4], WEIGHTS[:4, 1],
+    )  # fmt: skip
+    assert looks is not None
+    return looked.transpose(0, 1) * looks.square().sum(-1, keepdim=True)
 
 
 def of_one_channel(x: Tensor) -> Tensor:
@@ -146,6 +189,7 @@ def of_one_channel(x: Tensor) -> Tensor:
 
 CALLS: dict[str, Function] = {
     "one for all channels": of_one_channel,
+    "a leaf": lambda x: x.detach().requires_grad_() * x,
     "mean": lambda x: x.mean(),
     "sum over space": lambda x: x.sum((-2, -1), keepdim=True),
     "amax over channels": lambda x: x.amax(1) * x.std(axis=1),
@@ -178,6 +222,14 @@ CALLS: dict[str, Function] = {
     "deep": lambda x: F.conv2d(F.avg_pool2d(x, 6), TARGET[:, :, :2, :2], padding=1).sin(),
     "deeper and up": lambda x: F.interpolate(F.max_pool2d(x, 8), (13, 22)) * x,
     "noise": lambda x: x * torch.rand_like(x.new_empty(x.shape)) + x.new_ones(()).bernoulli_(0.5),
+    "tokens": lambda x: F.dropout(tokens(x) * x.reshape(2, 4, -1).select(1, 1).unsqueeze(2)),
+    "by hand": by_hand,
+    "with token": with_token,
+    "by module": by_module,
+    "attention": lambda x: ATTEND(*[tokens(x)] * 3, FAR.cos(), scale=0.7),
+    "dropped": lambda x: ATTEND(*[tokens(x)] * 3, FAR < 9, 0.4),
+    "looked at": lambda x: ATTEND(TARGET[:, 0, :3, :4], *[tokens(x)] * 2),
+    "rows of all": lambda x: torch.bmm(tokens(x), x.view(2, 4, -1)).flatten(1),
     "shape": lambda x: x.reshape(x.size(0), x.shape[1], *x.shape[2:]) * (x.numel() + x.dim()),
 }
 
@@ -214,8 +266,6 @@ REFUSED: dict[str, Function] = {
     "roll": lambda x: x.roll(1, 3),
     "roll all": lambda x: x.roll(1),
     "softmax": lambda x: x.softmax(-1),
-    "reshape": lambda x: x.reshape(2, 4, -1),
-    "heads": lambda x: x.flatten(2).transpose(1, 2),
     "other bits": lambda x: x.view(torch.int32),
     "rows": lambda x: x[:, :, 1:],
     "a column": lambda x: x[..., 0],
@@ -233,6 +283,23 @@ REFUSED: dict[str, Function] = {
     "linear": lambda x: F.linear(x, torch.zeros(3, 22)),
     "layer norm": lambda x: F.layer_norm(x, x.shape[1:]),
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
+    "causal": lambda x: ATTEND(*[tokens(x)] * 3, is_causal=True),
+    "groups dropped": lambda x: ATTEND(*[tokens(x)[:, None]] * 3, None, 0.5, enable_gqa=True),
+    "padded keys": lambda x: nn.MultiheadAttention(4, 2, batch_first=True)(
+        *[tokens(x)] * 3, key_padding_mask=torch.zeros(2, 286, dtype=torch.bool)
+    ),
+    "tile on the right": lambda x: torch.ones(3, 4) @ x.flatten(2),
+    "torn tokens": lambda x: x.flatten(2).view(2, 4, 22, 13),
+    "axes apart": lambda x: x.transpose(1, 2).flatten(2),
+    "a token": lambda x: tokens(x)[:, 5],
+    "some tokens": lambda x: tokens(x)[:, 1:],
+    "sorted tokens": lambda x: tokens(x).argsort(1),
+    "softmax of tokens": lambda x: tokens(x).softmax(1),
+    "token behind": lambda x: torch.cat([tokens(x), torch.zeros(2, 1, 4)], 1),
+    "padded tokens": lambda x: F.pad(tokens(x), (0, 0, 1, 0)),
+    "convolved tokens": lambda x: F.conv1d(x.flatten(2), torch.zeros(1, 4, 3)),
+    "normed tokens": lambda x: F.batch_norm(x.flatten(2), None, None, training=True),
+    "one position": lambda x: F.dropout(F.avg_pool2d(x, 6).transpose(1, 3)),
     "unfold": lambda x: F.unfold(x, 3),
     "patches": lambda x: x.unfold(2, 2, 2),
     "grid": lambda x: F.grid_sample(x, torch.zeros(2, 3, 3, 2)),
@@ -253,7 +320,6 @@ REFUSED: dict[str, Function] = {
     "number": lambda x: float(x),
     "numbers": lambda x: x.tolist(),
     "numpy": lambda x: x.numpy(),
-    "each row": lambda x: list(x),
     "data": lambda x: x.data,
     "a copy": lambda x: torch.tensor(x),
     "into a whole": lambda x: torch.zeros(SHAPE).add_(x),

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from benchmarks.studies.tiles import measure, played
 from tests.trainer.tiles.cases import CALLS, LAYERS, REFUSED, SHAPE
 from tonari.trainer.errors import ConfigError
-from tonari.trainer.tiles import Grid, TiledTensor, tile_model, tiled
+from tonari.trainer.models.adapted import Adapted
+from tonari.trainer.tiles import Grid, TiledTensor, tile_model, tile_stages, tiled
 from tonari.trainer.tiles.exchange import FILLED, Move
 from tonari.trainer.tiles.grid import even_starts, starts_within
 from tonari.trainer.tiles.positions import CHANGES, POSITIONWISE
@@ -158,9 +159,18 @@ def test_a_model_that_needs_numbers_is_tried_as_it_is_called(
         model(torch.rand(1, 3, 6, 11))
 
 
+def test_the_stages_of_a_module_that_is_no_model_of_stages_are_refused(grid: Grid) -> None:
+    model = Adapted(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)), layers="")
+    model.describe_inputs(lambda rows: torch.empty(rows, 3, 13, 22, device="meta"))
+    tile_stage = tile_stages(model, grid, (3, 13, 22))
+    model.keep(range(1), first=True, last=False)
+    with pytest.raises(ConfigError, match=r"mesh.pp: the stages of Sequential .*; leave one"):
+        tile_stage(model)
+
+
 def test_what_is_not_this_ranks_tile_is_refused(grid: Grid) -> None:
     model = tile_model(nn.Conv2d(3, 4, 3), grid, (3, 13, 22))
-    with pytest.raises(ConfigError, match=r"expected 6 in dimension 2, of 13 in 2 parts; give"):
+    with pytest.raises(ConfigError, match=r"expected 6 in dimension 2, of 13 in 2 x 2 parts; give"):
         model(torch.rand(1, 3, 13, 22))
     with pytest.raises(ConfigError, match=r"parts are \[3, 1\], expected a product of 4"):
         Grid((3, 1), grid.group)

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 import dataio
 from examples.tiles.unet2d import PictureUNet, group_norm
+from tonari.trainer import ResNet
 from tonari.trainer.run.tasks import Classify, Columns
 
-NUM_SAMPLES, SHAPE = 48, (2, 13, 10)
+NUM_SAMPLES = 48
+SHAPE = (2, 13, 10)
 SETTINGS = """
 [data]
 train = "{data}"
@@ -97,6 +99,22 @@ def classes() -> nn.Module:
     return PooledClasses()
 
 
+class StagedClasses(ResNet):
+    """Classes, by a model that a pipeline cuts in two behind its first block."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2, depth=8, norm="batch")
+        self.image_shape = SHAPE
+
+    def hidden_shape_before(self, block: int, batch_size: int) -> tuple[int, ...]:
+        return (batch_size, 16, *SHAPE[1:])
+
+
+def staged() -> nn.Module:
+    """Make the model of stages."""
+    return StagedClasses()
+
+
 class ClassifyFloats(Classify):
     """Classes of fields that are no pictures."""
 
@@ -111,7 +129,7 @@ def recipe(model: str, parts: list[int]) -> dict[str, Any]:
         tiles = dataio.Tiles((1, 2), tuple(parts)) if parts else None
         return dataio.Array(key, (channels, *SHAPE[1:]), "float32", tiles=tiles)
 
-    if model == "classes":
+    if model != "unet":
         fields = {"now": array("now", 2), "label": dataio.Int("label")}
         return {"fields": fields, "task": ClassifyFloats(image="now")}
     return {"fields": {"now": array("now", 2), "then": array("then", 1)}, "task": Regress()}

@@ -157,12 +157,13 @@ class MeshConfig(Section):
                 f"mesh.tiles is {list(self.tiles)} and mesh.cp is {self.cp}, expected one of them: "
                 "ranks share a sequence, or they have a tile of each sample; leave mesh.cp out"
             )
-        if self.tiles and (self.pp > 1 or self.tp > 1 or self.compile):
+        if self.tiles and (self.tp > 1 or self.compile or (self.pp > 1 and self.schedule in SPLIT)):
             raise ConfigError(
-                f"mesh.tiles is {list(self.tiles)} with mesh.pp {self.pp}, mesh.tp {self.tp} and "
-                f"mesh.compile {str(self.compile).lower()}, expected 1, 1 and false: between "
-                "tiles, layers exchange what stages, parts of matrices and compiled blocks do not "
-                "have; leave these out, and use mesh.dp_shard"
+                f"mesh.tiles is {list(self.tiles)} with mesh.tp {self.tp}, mesh.compile "
+                f'{str(self.compile).lower()} and mesh.schedule "{self.schedule}", expected 1, '
+                "false and a schedule that goes back over a stage once: between tiles, layers "
+                "exchange what parts of matrices and compiled blocks do not have; leave these "
+                "out, and use mesh.dp_shard or mesh.pp"
             )
         if self.checkpointing_blocks and self.checkpointing == "none":
             raise ConfigError(

@@ -35,6 +35,7 @@ from tonari.trainer.private.norms import BatchNorm
 from tonari.trainer.private.sharding import flattened, joined
 
 Dtype = Literal["float32", "bfloat16"]
+Tile = Callable[[StagedModel], Callable[[StagedModel], None]]
 
 ONE_MESSAGE_BYTES = 1 << 20
 """Gradients of replicas up to this size travel together, on the CPU."""
@@ -60,7 +61,7 @@ def parallelize(
     compile: bool = False,
     offload: bool = False,
     swap: Swap | None = None,
-    tile: Callable[[nn.Module], nn.Module] | None = None,
+    tile: Tile | None = None,
 ) -> list[StagedModel]:
     """Cut out this rank's stages and spread them, for gradients that are means. Collective.
 
@@ -84,7 +85,7 @@ def parallelize(
         swap: Keeps all activations of some blocks there, between their passes; these compute
             nothing again. Not with ``compile``, nor with a schedule that goes back over a
             stage twice.
-        tile: Has a model take this rank's tile of each sample, where the ranks of cp have tiles.
+        tile: As `tonari.trainer.tiles.tile_stages`, where the ranks of cp have tiles.
 
     Returns:
         One part for each stage, on the mesh's device.
@@ -114,9 +115,8 @@ def parallelize(
     hooks = hooks_on(model)
     # Of the model as it is on one process
     block_worths = worths(model) if checkpointing_blocks else ()
-    if tile is not None:
-        tile(model)
-    elif mesh["cp"].size() > 1:
+    tile_stage = None if tile is None else tile(model)
+    if tile is None and mesh["cp"].size() > 1:
         model.use_context_parallel(mesh["cp"])
     if tp > 1 and sequence_parallel:
         model.num_hidden_parts = tp
@@ -127,6 +127,8 @@ def parallelize(
     parts = [model, *(copied(model) for _ in stages[1:])]
     for stage, part in zip(stages, parts, strict=True):
         _keep(part, stage, num_stages)
+        if tile_stage is not None:
+            tile_stage(part)
         part.first_names, part.shared_with = names, owners
         tied = aliases_of(part)
         # Parameters without data stay so: they are made last, or a dry run counts them.

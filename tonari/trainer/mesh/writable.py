@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from tonari.trainer.private.autograd import is_view
 from tonari.trainer.private.trees import tree_map
+from tonari.trainer.tiles.tensor import TiledTensor
 
 
 class _Writable(torch.autograd.Function):
@@ -23,6 +24,10 @@ class _Writable(torch.autograd.Function):
 
 def writable(value: Tensor) -> Tensor:
     """Give a tensor that a module may change in place as its own, without a copy."""
+    if isinstance(value, TiledTensor):
+        given = value.like(writable(value.local))
+        given.learns = value.learns
+        return given
     return cast(Tensor, cast(Any, _Writable).apply(value)) if value.requires_grad else value
 
 

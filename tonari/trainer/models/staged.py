@@ -51,6 +51,9 @@ class StagedModel(nn.Module, ABC):
         # stages of each weight that several have.
         self.first_names: Mapping[str, str] = {}
         self.shared_with: Mapping[str, tuple[int, ...]] = {}
+        # By `tile_stages`: number of a block -> the dimensions of what it takes that are cut, and
+        # what this rank has of each.
+        self.sizes_here: Mapping[int, Mapping[int, int]] = {}
 
     def forward(self, values: Tensor) -> Tensor:
         """Pass a batch, or what the stage before gave, through the layers that are here."""
@@ -122,7 +125,7 @@ class StagedModel(nn.Module, ABC):
         """Describe what this part takes, as a meta tensor."""
         if self.stem is not None:
             return self.data_shape(batch_size)
-        return self.hidden_shape(batch_size, min(self._numbers(), default=self.num_blocks))
+        return self.hidden_shape(batch_size, self.first_block)
 
     def output_shape(self, batch_size: int) -> Tensor:
         """Describe what this part gives, as a meta tensor."""
@@ -132,7 +135,15 @@ class StagedModel(nn.Module, ABC):
 
     def hidden_shape(self, batch_size: int, before: int = 1) -> Tensor:
         """Describe what the block of that number takes, as a meta tensor."""
-        return self._meta(self.hidden_shape_before(before, batch_size))
+        shape = [*self.hidden_shape_before(before, batch_size)]
+        for dim, size in self.sizes_here.get(before, {}).items():
+            shape[dim] = size
+        return self._meta(tuple(shape))
+
+    @property
+    def first_block(self) -> int:
+        """Number of the first block that is here; ``num_blocks`` if there is none."""
+        return min(self._numbers(), default=self.num_blocks)
 
     def flops_per_row(self) -> int:
         """Count the operations of one sample's forward pass, of a whole model on one process.

@@ -14,12 +14,16 @@ from torch.autograd import Variable
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserve_versions
 
 __all__ = [
-    "ABOUT_VIEWS", "call_after_backward", "in_backward", "is_view", "preserve_versions",
+    "ABOUT_MEMORY", "call_after_backward", "in_backward", "is_view", "preserve_versions",
     "version_of",
 ]  # fmt: skip
 
-ABOUT_VIEWS = (torch.Tensor._is_view, torch.Tensor._base.__get__)  # type: ignore[union-attr]
-"""Functions that ask what a tensor is a view of."""
+ABOUT_MEMORY = (
+    torch.Tensor._is_view,
+    torch.Tensor._base.__get__,  # type: ignore[union-attr]
+    torch.Tensor._version.__get__,  # type: ignore[attr-defined]
+)
+"""Functions that ask what a tensor is a view of, and whether it was changed in place."""
 
 
 def in_backward() -> bool:

@@ -3,7 +3,8 @@
 Why: a trace of a step, first weights that are made one by one, and a plain copy of what a module
 computes need each operator's arguments and results. `TorchDispatchMode` is documented in torch's
 notes on extending it, but is imported from a private module. `DisableTorchFunction` and its
-function let a class with ``__torch_function__`` be used as the plain tensor that it is. Public
+function let a class with ``__torch_function__`` be used as the plain tensor that it is, and
+`EnableTorchFunction` within it as the class once more. Public
 instead: `torch.overrides.TorchFunctionMode` sees calls of functions, not operators of backward.
 """
 
@@ -18,12 +19,13 @@ make_wrapper: Any = torch.Tensor._make_wrapper_subclass
 """Make a tensor of a class of ours: a shape, a dtype and a device, without memory."""
 
 DisableTorchFunction = torch._C.DisableTorchFunction
+EnableTorchFunction: Any = torch._C._EnableTorchFunction
 disabled_torch_function = torch._C._disabled_torch_function_impl
 
 __all__ = [
-    "DisableTorchFunction", "OpOverload", "TorchDispatchMode", "disable_current_modes",
-    "disabled_torch_function", "is_traceable_wrapper_subclass", "make_wrapper",
-    "schema_of",
+    "DisableTorchFunction", "EnableTorchFunction", "OpOverload", "TorchDispatchMode",
+    "disable_current_modes", "disabled_torch_function", "is_traceable_wrapper_subclass",
+    "make_wrapper", "schema_of",
 ]  # fmt: skip
 
 

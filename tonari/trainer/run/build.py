@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from tonari.trainer.config.model import GIVEN, MODELS
 from tonari.trainer.deliver.deliver import ReplicaLoader
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.mesh import axis_sizes, check_context, make_mesh, num_microbatches
-from tonari.trainer.mesh.parallelize import parallelize
+from tonari.trainer.mesh.parallelize import Tile, parallelize
 from tonari.trainer.mesh.pipeline import Pipeline, check_microbatches
 from tonari.trainer.mesh.place import Place, num_stages, place_of
 from tonari.trainer.mesh.swap import Swap
@@ -49,7 +49,7 @@ from tonari.trainer.run.packed import (
 )
 from tonari.trainer.run.tasks import NextToken, Task
 from tonari.trainer.run.tiled import TiledTask, are_tiled, of_tile, sample_shape
-from tonari.trainer.tiles import Grid, tile_model
+from tonari.trainer.tiles import Grid, tile_stages
 from tonari.trainer.watch.peak import peak_flops_per_s
 
 log = logging.getLogger(__name__)
@@ -315,7 +315,7 @@ def build_rank(
             sample_shape(config, task, fields),
         )
         task = TiledTask(task, grid, sample, fields)
-        tile = partial(tile_model, grid=grid, sample_shape=sample)
+        tile = partial(tile_stages, grid=grid, sample_shape=sample)
     parts = spread(config, model, mesh, place, swap=make_swap(config, device), tile=tile)
     if settings.channels_last:
         lay_channels_last(parts, num_ranks=mesh.size())
@@ -367,7 +367,7 @@ def make_swap(config: Config, device: torch.device) -> Swap | None:
 
 def spread(
     config: Config, model: StagedModel, mesh: DeviceMesh, place: Place, *,
-    swap: Swap | None = None, tile: Callable[[nn.Module], nn.Module] | None = None,
+    swap: Swap | None = None, tile: Tile | None = None,
 ) -> list[StagedModel]:  # fmt: skip
     """Cut out a rank's stages and spread them as the settings say, by `parallelize`. Collective."""
     settings = config.mesh

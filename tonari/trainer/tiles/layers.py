@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tonari.trainer.tiles.exchange import add_up, fetch, moments
-from tonari.trainer.tiles.tensor import TiledTensor, computes, refuse, spans
+from tonari.trainer.tiles.tensor import UNKNOWN, CutDim, TiledTensor, computes, refuse, spans
 from tonari.trainer.tiles.windows import check_spatial, cut_within, each_of
 
 
@@ -98,9 +98,16 @@ def dropout(
     func: Any, tile: TiledTensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> TiledTensor:
     """Draw for the whole sample, on each rank from the same state, and cut the draw."""
-    if not training:
+    if not training or p == 0:
         return tile
-    kept = F.dropout(torch.ones(tile.shape, dtype=tile.dtype, device=tile.device), p)
+    ones = torch.ones(tile.shape, dtype=tile.dtype, device=tile.device)
+    # Numbers are drawn in the order of memory
+    order = sorted(range(tile.ndim), key=tile.local.stride().__getitem__, reverse=True)
+    if order != [*range(tile.ndim)]:
+        if any(cut.least == 1 for cut in tile.cuts):
+            refuse(func, "goes by memory, which is not seen of one position", "call contiguous()")
+        ones = ones.permute(order).contiguous().permute([*map(order.index, range(tile.ndim))])
+    kept = F.dropout(ones, p)
     # Copied: the numbers of other tiles shall not stay in memory.
     kept = tile.aligned(kept).clone()
     return tile.like(
@@ -120,14 +127,18 @@ def pad(
     ends = {tile.ndim - 1 - at // 2: (pad[at], pad[at + 1]) for at in range(0, len(pad), 2)}
     for number, cut in enumerate(tile.cuts):
         low, high = ends.pop(cut.dim, (0, 0))
-        size = cut.starts[-1]
-        if (low or high) and mode in ("constant", "circular"):
+        if not (low or high):
+            continue
+        if not isinstance(cut, CutDim):
+            refuse(func, "goes along dimensions of tiles that became one", UNKNOWN)
+        size = cut.size
+        if mode in ("constant", "circular"):
             given = cut_within(cut, [start + low for start in cut.starts[1:-1]], size + low + high)
             needed = [(a - low, b - low) for a, b in spans(given.starts)]
             move = tile.needed(cut, needed, None if mode == "circular" else value or 0.0)
             cuts = (*tile.cuts[:number], given, *tile.cuts[number + 1 :])
             tile = tile.like(fetch(tile.local, [move]), cuts)
-        elif low or high:
+        else:
             # float64[padded]: the position that each of them repeats, as torch says
             ramp = torch.arange(size, dtype=torch.float64)[None]
             tile = resample(tile, cut.dim, F.pad(ramp, (low, high), mode)[0])
@@ -172,7 +183,7 @@ def resample(tile: TiledTensor, dim: int, places: Tensor) -> TiledTensor:
     # The same on every rank: what is computed again in the backward pass stops there alike.
     is_between = bool((places != before).any())
     for number, cut in enumerate(cuts):
-        if cut.dim == dim:
+        if cut.dim == dim and isinstance(cut, CutDim):
             inner = [-(-start * len(places) // size) for start in cut.starts[1:-1]]
             cuts[number] = given = cut_within(cut, inner, len(places))
             needed = [

@@ -1,17 +1,19 @@
 """A model that is called on tiles."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tonari.trainer.errors import ConfigError
-from tonari.trainer.models.staged import without_data
+from tonari.trainer.models.adapted import Adapted
+from tonari.trainer.models.staged import StagedModel, without_data
 from tonari.trainer.private.trees import tree_map
 from tonari.trainer.tiles.grid import Grid
-from tonari.trainer.tiles.tensor import TiledTensor, tiled
+from tonari.trainer.tiles.tensor import Cut, TiledTensor, tiled
 
 log = logging.getLogger(__name__)
 
@@ -61,21 +63,82 @@ def tile_model(
 
     if grid.group is None:
         return model
-    handle = model.register_forward_pre_hook(begin, with_kwargs=True)
     if try_it:
-        tried = without_data(model)
-        dtype = next((each.dtype for each in model.parameters()), None)
-        local = [part.stop - part.start for part in grid.slices(sizes)]
         try:
-            # What forward makes has no data either.
-            with torch.no_grad(), torch.device("meta"):
-                tried(torch.empty((2, sample_shape[0], *local), dtype=dtype))
+            _try(without_data(model), grid, sample_shape)
         except ConfigError:
-            handle.remove()
             raise
         except Exception as error:
             log.warning(
                 "tiles: the model cannot be tried without data (%s): a layer that cannot be tiled "
                 "is refused as it is first called", error,
             )  # fmt: skip
+    model.register_forward_pre_hook(begin, with_kwargs=True)
     return model
+
+
+def tile_stages(
+    model: StagedModel, grid: Grid, sample_shape: Sequence[int]
+) -> Callable[[StagedModel], None]:
+    """Find how what a model's blocks take is cut, so that its stages hand over tiles.
+
+    Args:
+        model: The whole of it; it stays as it is.
+        grid: The ranks that share a sample, of the same stages.
+        sample_shape: [channels, spatial...] of the whole sample.
+
+    Returns:
+        What has a stage, cut out of the model, take and give this rank's tile; see `tile_model`.
+
+    Raises:
+        ConfigError: If a layer cannot be tiled, or the stages of a module of one's own would be.
+    """
+    tried, cuts = without_data(model), dict[int, tuple[Cut, ...]]()
+
+    def note(number: int, _: nn.Module, args: tuple[Any, ...]) -> None:
+        cuts[number] = getattr(args[0], "cuts", ())
+
+    def tile_stage(part: StagedModel) -> None:
+        if isinstance(part, Adapted) and len(part.blocks) < part.num_blocks:
+            raise ConfigError(
+                f"mesh.tiles and mesh.pp: the stages of {type(part.wrapped).__name__} run all of "
+                "its forward on what stands for the weights of others, expected a model that the "
+                "trainer has, or a StagedModel; leave one of the settings out"
+            )
+        if isinstance(part, Adapted) or part.stem is not None:
+            tile_model(part, grid, sample_shape, try_it=False)
+        else:
+            part.register_forward_pre_hook(partial(_arrive, grid, cuts[part.first_block]))
+        if not isinstance(part, Adapted) and part.head is None:
+            part.register_forward_hook(_leave)
+        part.sizes_here = {
+            number: {cut.dim: cut.num_here(grid) for cut in its} for number, its in cuts.items()
+        }
+
+    if not isinstance(tried, Adapted):
+        assert tried.head is not None, "it is whole"
+        for number, module in enumerate([*tried.blocks.values(), tried.head]):
+            module.register_forward_pre_hook(partial(note, number))
+    _try(tried, grid, sample_shape)
+    return tile_stage
+
+
+def _try(model: nn.Module, grid: Grid, sample_shape: Sequence[int]) -> None:
+    tile_model(model, grid, sample_shape, try_it=False)
+    dtype = next((each.dtype for each in model.parameters()), None)
+    local = [part.stop - part.start for part in grid.slices(sample_shape[1:])]
+    # What forward makes has no data either.
+    with torch.no_grad(), torch.device("meta"):
+        model(torch.empty((2, sample_shape[0], *local), dtype=dtype))
+
+
+def _arrive(grid: Grid, cuts: Sequence[Cut], _: nn.Module, args: tuple[Any, ...]) -> Any:
+    if not cuts:
+        return args
+    hidden = TiledTensor(args[0], grid, cuts)
+    hidden.learns = torch.is_grad_enabled()
+    return (hidden, *args[1:])
+
+
+def _leave(_: nn.Module, args: Any, given: Any) -> Any:
+    return given.local if isinstance(given, TiledTensor) else given

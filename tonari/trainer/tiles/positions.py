@@ -10,7 +10,16 @@ from torch import Tensor
 
 from tonari.trainer.private.trees import tree_leaves, tree_map
 from tonari.trainer.tiles.exchange import add_up
-from tonari.trainer.tiles.tensor import UNKNOWN, TiledTensor, computes, refuse, whole
+from tonari.trainer.tiles.tensor import (
+    UNKNOWN,
+    Cut,
+    CutDim,
+    Merged,
+    TiledTensor,
+    computes,
+    refuse,
+    whole,
+)
 
 UNARY = (
     "abs acos acosh asin asinh atan atanh bfloat16 bool ceil celu clone contiguous cos cosh cpu "
@@ -63,7 +72,7 @@ def channelwise(func: Any, tile: TiledTensor, *args: Any, **named: Any) -> Tiled
     return tile.like(func(tile.local, *args, **named))
 
 
-@computes("linear", "matmul", "__matmul__", "layer_norm", "rms_norm")
+@computes("linear", "layer_norm", "rms_norm")
 def over_last(func: Any, tile: TiledTensor, operand: Any, *args: Any, **named: Any) -> TiledTensor:
     """Compute over the last dimension, or the last ones, of each position."""
     shape = getattr(operand, "shape", operand)
@@ -106,8 +115,14 @@ def check_uncut(func: Any, tile: TiledTensor, dims: Any) -> None:
 
 @computes("cat", "concat", "concatenate")
 def concatenate(func: Any, tensors: Sequence[Any], dim: int = 0) -> TiledTensor:
-    """Join along a dimension that is not cut."""
+    """Join along a dimension that is not cut; or put before tokens what each rank has alike."""
     first = next(each for each in tensors if isinstance(each, TiledTensor))
+    *others, _ = tensors
+    for cut in first.cuts:
+        is_along = isinstance(cut, Merged) and dim % first.ndim == cut.dim
+        if is_along and not any(isinstance(each, TiledTensor) for each in others):
+            before = cut.before + sum(each.shape[dim] for each in others)
+            return first.like(func([*others, first.local], dim), [replace(cut, before=before)])
     check_uncut(func, first, dim)
     return first.like(func([first.aligned(each) for each in tensors], dim))
 
@@ -134,7 +149,10 @@ def reduce(func: Any, tile: TiledTensor, dim: Any = None, *args: Any, **named: A
             "reduces a dimension that is cut",
             f"take sum or mean over all of them; or {UNKNOWN}",
         )
-    total = add_up(torch.sum(tile.local, dims, *args, **named), tile.grid)
+    alike, rest = tile.local.tensor_split([tile.cuts[0].before], tile.cuts[0].dim)
+    total = add_up(torch.sum(rest, dims, *args, **named), tile.grid)
+    if tile.cuts[0].before:
+        total = total + torch.sum(alike, dims, *args, **named)
     return total if func.__name__ == "sum" else total / math.prod(tile.shape[each] for each in dims)
 
 
@@ -166,31 +184,67 @@ def loss(
         named = tree_map(tile.aligned, named)
     each = func(tile.local, aligned, reduction="none", **named)
     if reduction == "none":
-        return tile.behind(each)  # type: ignore[no-any-return]
-    total = add_up(each.sum(), tile.grid)
+        return tile.behind(each)
+    total = reduce(torch.sum, tile.behind(each))
     if reduction == "sum":
         return total
     if not is_by_class or aligned.is_floating_point():
-        return total / tile.behind(each).numel()  # type: ignore[no-any-return]
-    return total / tile.grid.add_up((aligned != named.get("ignore_index", -100)).sum())
+        return total / tile.behind(each).numel()
+    counted = tile.behind(aligned != named.get("ignore_index", -100))
+    return total / reduce(torch.sum, counted)
 
 
-@computes("flatten", "view", "reshape")
-def flatten(func: Any, tile: TiledTensor, *args: Any, **named: Any) -> Tensor:
-    """Gather what becomes one row a sample, as before a linear layer; refuse other shapes."""
+@computes("flatten", "view", "reshape", "unflatten")
+def reshape(func: Any, tile: TiledTensor, *args: Any, **named: Any) -> Tensor:
+    """Merge and split dimensions; gather what becomes one row a sample, for a linear layer."""
     given = func(torch.empty(tile.shape, dtype=tile.dtype, device="meta"), *args, **named)
     if (given.shape, given.dtype) == (tile.shape, tile.dtype):
         return tile
-    if given.ndim != 2 or given.shape[0] != tile.shape[0]:
+    if given.ndim == 2 and given.shape[0] == tile.shape[0]:
+        return func(whole(tile), *args, **named)  # type: ignore[no-any-return]
+    cuts = None if given.dtype != tile.dtype else follow(tile, given.shape)
+    if cuts is None:
         refuse(func, f"makes {[*given.shape]} of {[*tile.shape]}", UNKNOWN)
-    return func(whole(tile), *args, **named)  # type: ignore[no-any-return]
+    shape = [*given.shape]
+    for cut in cuts:
+        shape[cut.dim] = cut.num_here(tile.grid)
+    return tile.like(tile.local.reshape(shape), cuts)
 
 
-@computes("permute", "transpose", "squeeze", "unsqueeze", "movedim", "__getitem__")
+def follow(tile: TiledTensor, shape: Sequence[int]) -> list[Cut] | None:
+    """Say how a tensor is cut in another shape; None: a cut dimension is torn, or one of two."""
+    held: list[tuple[int, Cut | None]] = []
+    for dim, size in enumerate(tile.shape):
+        cut = next((cut for cut in tile.cuts if cut.dim == dim), None)
+        if isinstance(cut, Merged) and not cut.before:
+            inner: dict[int, Cut] = {each.dim: each for each in cut.cuts}
+            held += [(size, inner.get(number)) for number, size in enumerate(cut.sizes)]
+        else:
+            held.append((size, cut))
+    held = [each for each in held if each[0] != 1]
+    dims = [dim for dim, size in enumerate(shape) if size != 1]
+    cuts = list[Cut]()
+    while dims:
+        # The fewest dimensions of both that have as many positions
+        old, new = [held.pop(0)], [dims.pop(0)]
+        while left := math.prod(size for size, _ in old) - math.prod(shape[dim] for dim in new):
+            old, new = (old, [*new, dims.pop(0)]) if left > 0 else ([*old, held.pop(0)], new)
+        inside = [replace(cut, dim=at) for at, (_, cut) in enumerate(old) if cut is not None]
+        if len(old) == 1 and len(new) == 1:
+            cuts += [replace(cut, dim=new[0]) for cut in inside]
+        elif inside:
+            merged = [cut for cut in inside if isinstance(cut, CutDim)]
+            if len(new) > 1 or len(merged) < sum(len(cut.apart) for cut in tile.cuts):
+                return None
+            cuts.append(Merged(new[0], tuple(size for size, _ in old), tuple(merged)))
+    return sorted(cuts, key=lambda cut: cut.apart[0].axis)
+
+
+@computes("permute", "transpose", "squeeze", "unsqueeze", "movedim", "select")
 def rearrange(func: Any, tile: TiledTensor, *args: Any, **named: Any) -> TiledTensor:
     """Move dimensions, take some of one that is not cut, and follow where the cut ones go."""
-    if func.__name__ == "__getitem__":
-        check_index(func, tile, args[0])
+    if func.__name__ == "select":
+        check_uncut(func, tile, named.get("dim", *args[:1]))
     # Sizes by which the dimensions are found again.
     sizes = [*tile.local.shape]
     for number, cut in enumerate(tile.cuts):
@@ -200,8 +254,15 @@ def rearrange(func: Any, tile: TiledTensor, *args: Any, **named: Any) -> TiledTe
     return tile.like(func(tile.local, *args, **named), cuts)
 
 
-def check_index(func: Any, tile: TiledTensor, index: Any) -> None:
-    """Refuse to take but all positions of a dimension that is cut."""
+@computes("unbind")
+def unbind(func: Any, tile: TiledTensor, dim: int = 0) -> tuple[TiledTensor, ...]:
+    """Part what is not cut."""
+    return tuple(rearrange(torch.select, tile, dim, at) for at in range(tile.shape[dim]))
+
+
+@computes("__getitem__")
+def take(func: Any, tile: TiledTensor, index: Any) -> Tensor:
+    """Take all of a dimension that is cut; or of tokens what each rank has alike, or all others."""
     listed = [*index] if isinstance(index, tuple) else [index]
     if not all(each is ... or isinstance(each, int | slice) for each in listed) or isinstance(
         index, bool
@@ -210,8 +271,18 @@ def check_index(func: Any, tile: TiledTensor, index: Any) -> None:
     if ... in listed:
         at = listed.index(...)
         listed[at : at + 1] = [slice(None)] * (tile.ndim - len(listed) + 1)
-    if any(cut.dim < len(listed) and listed[cut.dim] != slice(None) for cut in tile.cuts):
-        refuse(func, "takes part of a dimension that is cut", UNKNOWN)
+    for cut in tile.cuts:
+        if cut.dim < len(listed) and listed[cut.dim] != slice(None):
+            # Their numbers from the first one on
+            taken = range(cut.size)[listed[cut.dim]]
+            if isinstance(taken, int) and taken < cut.before:
+                listed[cut.dim] = taken
+                return func(tile.local, tuple(listed))  # type: ignore[no-any-return]
+            if not isinstance(cut, Merged) or taken != range(cut.before, cut.size):
+                refuse(func, "takes part of a dimension that is cut", UNKNOWN)
+            own = tile.local.narrow(cut.dim, cut.before, cut.num_here(tile.grid) - cut.before)
+            tile, listed[cut.dim] = tile.like(own, [replace(cut, before=0)]), slice(None)
+    return rearrange(func, tile, tuple(listed))
 
 
 @computes("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor")

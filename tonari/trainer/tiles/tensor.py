@@ -1,18 +1,19 @@
 """A tensor of which each rank has a tile, and which function of torch's may be called on it."""
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tonari.trainer.errors import ConfigError
-from tonari.trainer.private.autograd import ABOUT_VIEWS
+from tonari.trainer.private.autograd import ABOUT_MEMORY
 from tonari.trainer.private.dispatch import DisableTorchFunction, make_wrapper
 from tonari.trainer.private.trees import tree_leaves, tree_map
 from tonari.trainer.tiles.exchange import Move, fetch
@@ -32,6 +33,104 @@ class CutDim:
     dim: int
     axis: int
     starts: Starts
+    before: ClassVar[int] = 0
+
+    @property
+    def size(self) -> int:
+        """Positions of the whole."""
+        return self.starts[-1]
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What tensors that meet have alike, wherever each is cut."""
+        return (self.dim, self.axis, self.size)
+
+    @property
+    def apart(self) -> "tuple[CutDim, ...]":
+        """The cuts of the dimensions that became this one: itself."""
+        return (self,)
+
+    @property
+    def least(self) -> int:
+        """Positions of the smallest tile."""
+        return min(end - start for start, end in pairwise(self.starts))
+
+    def num_here(self, grid: Grid) -> int:
+        """Count the positions of this rank's tile."""
+        at = grid.coordinates[self.axis]
+        return self.starts[at + 1] - self.starts[at]
+
+    def part_of(self, values: Tensor, grid: Grid) -> Tensor:
+        """Take this rank's tile of a whole tensor."""
+        first = self.starts[grid.coordinates[self.axis]]
+        return values.narrow(self.dim, first, self.num_here(grid))
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Neighbouring dimensions that became one, the last one fastest, as the tokens of patches.
+
+    Attributes:
+        dim: Of the tensor.
+        sizes: Of the dimensions, of the whole.
+        cuts: Of those that are cut, whose ``dim`` counts in ``sizes``.
+        before: Positions before all others that each rank has alike, such as a class token.
+    """
+
+    dim: int
+    sizes: tuple[int, ...]
+    cuts: tuple[CutDim, ...]
+    before: int = 0
+
+    @property
+    def size(self) -> int:
+        """Positions of the whole."""
+        return self.before + math.prod(self.sizes)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What tensors that meet have alike, wherever each is cut."""
+        return (self.dim, self.sizes, *(cut.identity for cut in self.cuts), self.before)
+
+    @property
+    def apart(self) -> tuple[CutDim, ...]:
+        """The cuts of the dimensions that became this one, in its place."""
+        return tuple(replace(cut, dim=cut.dim + self.dim) for cut in self.cuts)
+
+    @property
+    def least(self) -> int:
+        """Positions of the smallest tile, and those before them."""
+        whole = math.prod(cut.size for cut in self.cuts)
+        return self.before + (self.size - self.before) // whole * math.prod(
+            cut.least for cut in self.cuts
+        )
+
+    def num_here(self, grid: Grid) -> int:
+        """Count the positions of this rank's tile, and those before them."""
+        return self.before + math.prod(self.sizes_here(grid))
+
+    def sizes_here(self, grid: Grid) -> list[int]:
+        """List the sizes of the dimensions in this rank's tile."""
+        sizes = [*self.sizes]
+        for cut in self.cuts:
+            sizes[cut.dim] = cut.num_here(grid)
+        return sizes
+
+    def part_of(self, values: Tensor, grid: Grid) -> Tensor:
+        """Take this rank's tile of a whole tensor, and the positions before."""
+        alike, rest = values.tensor_split([self.before], self.dim)
+        rest = torch.unflatten(rest, self.dim, self.sizes)
+        for cut in self.apart:
+            rest = cut.part_of(rest, grid)
+        return self.join(alike, rest)
+
+    def join(self, alike: Tensor, rest: Tensor) -> Tensor:
+        """Merge the dimensions once more, behind the positions that each rank has."""
+        rest = rest.flatten(self.dim, self.dim + len(self.sizes) - 1)
+        return torch.cat([alike, rest], self.dim) if self.before else rest
+
+
+Cut = CutDim | Merged
 
 
 class TooShort(Exception):
@@ -50,27 +149,26 @@ class TiledTensor(Tensor):
     Attributes:
         local: This rank's tile, a plain tensor.
         grid: The tiles.
-        cuts: One for each axis of the grid that has several parts.
+        cuts: One for each axis of the grid that has several parts; or one of all, merged.
         learns: Whether it comes from a model that was called for gradients.
     """
 
     local: Tensor
     grid: Grid
-    cuts: tuple[CutDim, ...]
+    cuts: tuple[Cut, ...]
     learns: bool
 
-    def __new__(cls, local: Tensor, grid: Grid, cuts: Iterable[CutDim]) -> "TiledTensor":
+    def __new__(cls, local: Tensor, grid: Grid, cuts: Iterable[Cut]) -> "TiledTensor":
         shape, cuts = [*local.shape], tuple(cuts)
         for cut in cuts:
-            here = grid.coordinates[cut.axis]
-            expected = cut.starts[here + 1] - cut.starts[here]
+            expected = cut.num_here(grid)
             if shape[cut.dim] != expected:
                 raise ConfigError(
                     f"tiles: a tile is {shape}, expected {expected} in dimension {cut.dim}, of "
-                    f"{cut.starts[-1]} in {grid.parts[cut.axis]} parts; give each rank what "
+                    f"{cut.size} in {' x '.join(map(str, grid.parts))} parts; give each rank what "
                     "Grid.slices names"
                 )
-            shape[cut.dim] = cut.starts[-1]
+            shape[cut.dim] = cut.size
         # It asks for a gradient, so that torch shows it to no function of autograd unasked.
         made = make_wrapper(
             cls, shape, dtype=local.dtype, device=local.device,
@@ -116,7 +214,7 @@ class TiledTensor(Tensor):
         """Refuse what got past the functions: a view by autograd itself, ``data``, a copy."""
         refuse(func, "would see no numbers", UNKNOWN)
 
-    def like(self, local: Tensor, cuts: Iterable[CutDim] | None = None) -> "TiledTensor":
+    def like(self, local: Tensor, cuts: Iterable[Cut] | None = None) -> "TiledTensor":
         """Make a tile of this grid."""
         return TiledTensor(local, self.grid, self.cuts if cuts is None else cuts)
 
@@ -126,12 +224,26 @@ class TiledTensor(Tensor):
         """Describe how the positions along a cut come to those who need them."""
         return Move(self.grid, cut.axis, cut.dim, cut.starts, tuple(needed), fill)
 
-    def refetched(self, cuts: Sequence[CutDim]) -> Tensor:
+    def brought(self, needed: Callable[[CutDim], Iterable[tuple[int, int]]]) -> Tensor:
+        """Get positions of each cut dimension that ranks need. Collective."""
+        cut, alike, local = self.cuts[0] if self.cuts else None, self.local, self.local
+        if isinstance(cut, Merged):
+            alike, local = local.tensor_split([cut.before], cut.dim)
+            local = torch.unflatten(local, cut.dim, cut.sizes_here(self.grid))
+        moves = [self.needed(each, needed(each)) for cut in self.cuts for each in cut.apart]
+        local = fetch(local, moves)
+        return cut.join(alike, local) if isinstance(cut, Merged) else local
+
+    def refetched(self, cuts: Sequence[Cut]) -> Tensor:
         """Give this rank's tile by other cuts of the same dimensions. Collective."""
-        moves = [
-            self.needed(old, spans(new.starts)) for old, new in zip(self.cuts, cuts, strict=True)
-        ]
-        return fetch(self.local, moves)
+        by_dim = {each.dim: each for cut in cuts for each in cut.apart}
+        return self.brought(lambda cut: spans(by_dim[cut.dim].starts))
+
+    def spatial(self, func: Any) -> list[CutDim]:
+        """List its cuts, for what computes along them."""
+        if any(isinstance(cut, Merged) for cut in self.cuts):
+            refuse(func, "goes along dimensions of tiles that became one", UNKNOWN)
+        return [cut for cut in self.cuts if isinstance(cut, CutDim)]
 
     def aligned(self, value: Any) -> Any:
         """Give the part of a tensor beside this one that belongs to this rank's tile.
@@ -142,31 +254,26 @@ class TiledTensor(Tensor):
             return value
         cuts = [replace(cut, dim=cut.dim - self.ndim + value.ndim) for cut in self.cuts]
         if isinstance(value, TiledTensor):
-            if [(cut.dim, cut.axis, cut.starts[-1]) for cut in value.cuts] != [
-                (cut.dim, cut.axis, cut.starts[-1]) for cut in cuts
-            ]:
+            if [cut.identity for cut in value.cuts] != [cut.identity for cut in cuts]:
                 raise ConfigError(
                     f"tiles: tensors of {[*self.shape]} and {[*value.shape]} meet, of which other "
                     "dimensions are cut; give them the same ones"
                 )
-            return value.refetched(cuts)
+            return value.local if [*value.cuts] == cuts else value.refetched(cuts)
         for cut in cuts:
             if cut.dim < 0 or value.shape[cut.dim] == 1:
                 continue
-            if value.shape[cut.dim] != cut.starts[-1]:
+            if value.shape[cut.dim] != cut.size:
                 raise ConfigError(
                     f"tiles: a tensor of {[*value.shape]} meets tiles of {[*self.shape]}, expected "
-                    f"{cut.starts[-1]} or 1 in dimension {cut.dim}, as one process needs it; give "
+                    f"{cut.size} or 1 in dimension {cut.dim}, as one process needs it; give "
                     "it whole, or tonari.trainer.tiles.tiled(...) of what this rank has of it"
                 )
-            here = self.grid.coordinates[cut.axis]
-            value = value.narrow(cut.dim, cut.starts[here], self.local.shape[cut.dim - value.ndim])
+            value = cut.part_of(value, self.grid)
         return value
 
-    def behind(self, values: Any) -> Any:
+    def behind(self, values: Tensor) -> "TiledTensor":
         """Tile what was computed of tiles, dimensions counted from the last one."""
-        if not isinstance(values, Tensor):
-            return values
         more = values.ndim - self.ndim
         return self.like(values, [replace(cut, dim=cut.dim + more) for cut in self.cuts])
 
@@ -177,6 +284,7 @@ class TiledTensor(Tensor):
 
 
 Compute = Callable[..., Any]
+Computes = TypeVar("Computes", bound=Compute)
 FUNCTIONS: dict[Any, Compute] = {}
 """What computes a function of torch's: it is called with the function, and with its arguments."""
 
@@ -197,15 +305,16 @@ METADATA: set[Any] = {
 }  # fmt: skip
 """They answer of the whole tensor."""
 FUNCTIONS[Tensor.requires_grad.__get__] = lambda func, tile: func(tile.local)  # type: ignore[attr-defined]
-# What sharded parameters ask of an answer.
-for _asked in ABOUT_VIEWS:
+FUNCTIONS[Tensor.requires_grad_] = lambda func, tile, *on: tile.like(func(tile.local, *on))
+# What sharded parameters ask of an answer, and recomputed blocks of what they are given.
+for _asked in ABOUT_MEMORY:
     FUNCTIONS[_asked] = lambda func, tile: func(tile.local)
 
 
-def computes(*names: str) -> Callable[[Compute], Compute]:
+def computes(*names: str) -> Callable[[Computes], Computes]:
     """Register what computes functions of torch's, of tensors and of ``nn.functional``, by name."""
 
-    def register(compute: Compute) -> Compute:
+    def register(compute: Computes) -> Computes:
         for name in names:
             for holder in (torch, Tensor, F):
                 if hasattr(holder, name):
@@ -277,10 +386,7 @@ def whole(value: Any) -> Any:
     if not isinstance(value, TiledTensor):
         return value
     with DisableTorchFunction():
-        moves = [
-            value.needed(cut, [(0, cut.starts[-1])] * (len(cut.starts) - 1)) for cut in value.cuts
-        ]
-        return fetch(value.local, moves)
+        return value.brought(lambda cut: [(0, cut.size)] * (len(cut.starts) - 1))
 
 
 def _tiles(values: Any) -> Iterator[TiledTensor]:

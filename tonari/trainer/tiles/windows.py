@@ -61,6 +61,7 @@ def check_spatial(func: Any, tile: TiledTensor, dims: int) -> TiledTensor:
     """Check that a layer with that many spatial dimensions meets no others that are cut."""
     if not isinstance(tile, TiledTensor) or tile.ndim != dims + 2 or min(tile.cut_dims) < 2:
         refuse(func, "takes [batch, channels, spatial...], of which the last are cut", UNKNOWN)
+    tile.spatial(func)
     return tile
 
 
@@ -77,18 +78,19 @@ def cut_within(cut: CutDim, inner: Sequence[int], size: int) -> CutDim:
 
 
 def place_windows(
-    tile: TiledTensor, windows: Sequence[LayerWindow], *, fill: float, ceil: bool = False
+    func: Any, tile: TiledTensor, windows: Sequence[LayerWindow], *, fill: float, ceil: bool = False
 ) -> tuple[list[Move], list[CutDim]]:
     """Say what each rank needs for its windows, and how what they give is cut.
 
     Args:
+        func: That looks at them.
         tile: The input.
         windows: Of each spatial dimension.
         fill: The padding.
         ceil: Whether a last window may go beyond the end.
     """
     moves, cuts = [], []
-    for cut in tile.cuts:
+    for cut in tile.spatial(func):
         window = windows[cut.dim - 2]
         middle = window.reach // 2 - window.low
         inner = [-((middle - start) // window.stride) for start in cut.starts[1:-1]]
@@ -166,7 +168,7 @@ def convolution(
         both = apart * (size - 1)
         low, high = (both // 2, both - both // 2) if pad == "same" else (pad, pad)
         windows.append(LayerWindow(size, step, apart, low, high))
-    moves, cuts = place_windows(tile, windows, fill=0.0)
+    moves, cuts = place_windows(func, tile, windows, fill=0.0)
     inside = [0 if dim + 2 in tile.cut_dims else each.low for dim, each in enumerate(windows)]
     odd = [
         0 if dim + 2 in tile.cut_dims else each.high - each.low for dim, each in enumerate(windows)
@@ -189,7 +191,7 @@ def transposed(
         [*each_of(each, dims)] for each in (stride, dilation, padding, output_padding)
     )
     moves, cuts, crops = [], [], [[0, 0] for _ in range(dims)]
-    for cut in tile.cuts:
+    for cut in tile.spatial(func):
         k = cut.dim - 2
         step, pad, size = strides[k], pads[k], cut.starts[-1]
         reach = dilations[k] * (weight.shape[cut.dim] - 1)
@@ -229,7 +231,7 @@ def max_pool(
     sizes, pads, apart = (each_of(each, dims) for each in (kernel_size, padding, dilation))
     strides = each_of(stride or sizes, dims)
     windows = [LayerWindow(*each) for each in zip(sizes, strides, apart, pads, pads, strict=True)]
-    moves, cuts = place_windows(tile, windows, fill=float("-inf"), ceil=ceil_mode)
+    moves, cuts = place_windows(func, tile, windows, fill=float("-inf"), ceil=ceil_mode)
     inside = [0 if dim + 2 in tile.cut_dims else pad for dim, pad in enumerate(pads)]
     local = fetch(tile.local, moves)
     return tile.like(func(local, sizes, strides, inside, apart, ceil_mode), cuts)
@@ -249,7 +251,7 @@ def avg_pool(
         LayerWindow(size, step, 1, pad, pad)
         for size, step, pad in zip(sizes, strides, pads, strict=True)
     ]
-    moves, cuts = place_windows(tile, windows, fill=0.0, ceil=ceil_mode)
+    moves, cuts = place_windows(func, tile, windows, fill=0.0, ceil=ceil_mode)
     inside = [0 if dim + 2 in tile.cut_dims else pad for dim, pad in enumerate(pads)]
     more = () if divisor_override is None else (divisor_override,)
     given = func(
