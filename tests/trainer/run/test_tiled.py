@@ -1,14 +1,16 @@
 """Runs in which each rank has a tile of every sample: the rows and numbers of one process."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.multirank import RunRanks
 from tests.trainer.run.runs import KAKURENBO, lines
-from tests.trainer.tiles.tiled_run import SETTINGS, write_data
+from tests.trainer.tiles.tiled_run import SETTINGS, make_data
 
 pytestmark = pytest.mark.multirank
 FIGURES = ("loss", "evaluation_loss", "evaluation_accuracy", "hidden_fraction", "lr", "order")
@@ -19,7 +21,7 @@ class Runs:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        write_data(root / "data.npz")
+        np.savez(root / "data.npz", **make_data())
 
     def settings(
         self, name: str, model: str, tiles: Sequence[int] = (), *, rows: int = 8, then: str = "",
@@ -67,3 +69,34 @@ def test_tiles_train_the_rows_of_one_process_and_go_on_there(
     base, found = runs.figures("unet"), runs.figures("moved")
     for one, other in zip(base[-10:], found[-10:], strict=True):
         assert other == pytest.approx(one, rel=1e-9, abs=1e-9)
+
+
+def test_a_rank_reads_keeps_and_exchanges_its_tile_alone(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    """Two nodes, of a rank with whole samples each, and of two ranks that share each sample."""
+    zarr = pytest.importorskip("zarr", minversion="3", reason="needs Python 3.11: tonari[zarr]")
+    group = zarr.open_group(tmp_path / "data.zarr", mode="w")
+    for name, values in make_data((96, 64)).items():
+        chunks = (1, *values.shape[1:2], 48, 64)[: values.ndim]
+        group.create_array(name, data=values, chunks=chunks)
+    runs, found = Runs(tmp_path), []
+    for name, tiles in (("whole", ()), ("tiles", (2, 1))):
+        ranks, data = 4 if tiles else 2, tmp_path / "data.zarr"
+        then = f"data.train={data} data.test={data} recipe.args.sizes=[96,64] run.epochs=2"
+        then += f" run.prometheus={tmp_path / name}.prom"
+        run_ranks(
+            "trainer/tiled_train", ranks, runs.settings(name, "classes", tiles, rows=4, then=then),
+            env={"TONARI_RANKS_PER_NODE": str(ranks // 2)},
+        )  # fmt: skip
+        texts = [(tmp_path / f"{name}-{rank}.prom").read_text() for rank in range(ranks)]
+        kept = [file.stat().st_size for file in tmp_path.glob(f"cache_{name}/*/node*/fixed*")]
+        counted = [
+            max(
+                float(re.findall(rf"loader_{each}_bytes_total{{.*}} (.*)", its)[0]) for its in texts
+            )
+            for each in ("source", "disk_written", "exchanged")
+        ]
+        found.append([*counted, sum(kept) / ranks])
+    for whole, of_tiles in zip(*found, strict=True):
+        assert 0 < of_tiles < 1.1 / 2 * whole
