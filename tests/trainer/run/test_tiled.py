@@ -1,7 +1,8 @@
 """Runs in which each rank has a tile of every sample: the rows and numbers of one process."""
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.multirank import RunRanks
+from tests.ranks.trainer.limited_train import LIMITS
 from tests.trainer.run.runs import KAKURENBO, lines
 from tests.trainer.tiles.tiled_run import SETTINGS, make_data
 
@@ -100,3 +102,45 @@ def test_a_rank_reads_keeps_and_exchanges_its_tile_alone(
         found.append([*counted, sum(kept) / ranks])
     for whole, of_tiles in zip(*found, strict=True):
         assert 0 < of_tiles < 1.1 / 2 * whole
+
+
+@pytest.fixture
+def cgroup() -> Iterator[str]:
+    """What cgroups of memory are called, but for a number; they are removed behind the test."""
+    for root in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
+        tried = root / f"tonari-{os.getpid()}-"
+        try:
+            tried.mkdir()
+        except OSError:
+            continue
+        is_limited = any((tried / name).exists() for name in LIMITS)
+        tried.rmdir()
+        if is_limited:
+            yield str(tried)
+            for made in root.glob(f"{tried.name}*"):
+                made.rmdir()
+            return
+    pytest.skip("needs to make cgroups of memory, as root may")
+
+
+@pytest.mark.nightly
+def test_a_sample_that_one_rank_cannot_hold_trains_on_four(
+    run_ranks: RunRanks, tmp_path: Path, cgroup: str
+) -> None:
+    runs, sizes = Runs(tmp_path), (768, 512)
+    np.savez(tmp_path / "big.npz", **make_data(sizes, num_samples=2))
+    then = f"data.train={tmp_path}/big.npz data.test= recipe.args.sizes=[768,512] run.epochs=2"
+    # malloc returns what is freed: a limit counts what it keeps, too.
+    env = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    ended = [
+        run_ranks(
+            "trainer/limited_train", ranks,
+            runs.settings(f"on_{ranks}", "unet", tiles, rows=1, then=then), str(256 << 20),
+            f"{cgroup}{ranks}-", check=ranks == 4, env=env, fresh=True,
+        )
+        for ranks, tiles in ((1, ()), (4, (4, 1)))
+    ]  # fmt: skip
+    alone, four = ended
+    assert "signal 9" in alone.output.lower()
+    first, last = four.reports[0]["losses"]
+    assert last < first

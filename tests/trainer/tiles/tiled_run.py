@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import dataio
@@ -46,10 +45,12 @@ directory = "{directory}"
 """
 
 
-def make_data(sizes: tuple[int, ...] = SHAPE[1:]) -> dict[str, NDArray[Any]]:
+def make_data(
+    sizes: tuple[int, ...] = SHAPE[1:], num_samples: int = NUM_SAMPLES
+) -> dict[str, Any]:
     """Make fields, what they move to, and a class of each sample."""
     rng = np.random.default_rng(0)
-    now = rng.standard_normal((NUM_SAMPLES, SHAPE[0], *sizes)).astype(np.float32)
+    now = rng.standard_normal((num_samples, SHAPE[0], *sizes)).astype(np.float32)
     then = np.roll(now, 1, 3)[:, :1] + now[:, 1:].mean((2, 3), keepdims=True)
     label = (now[:, 0, :4].mean((1, 2)) > 0).astype(np.int64)
     return {"now": now, "then": then, "label": label}
