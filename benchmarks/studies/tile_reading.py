@@ -1,12 +1,12 @@
 """What does a rank of tiles read, keep and exchange, and does a slow source feed several faster?
 
 Each line is a job of `tonari train`, two epochs on large samples of a Zarr store: ``tiles`` parts
-of the height of each sample, in ``replicas``, each of them a node. Every rank reads through a mount
-of its own, which lets so many bytes a second pass and counts them. Bytes are those of the rank that
-has most: ``read`` by its mount, ``source`` as the loader says, ``kept`` in the files of its cache,
-``exchanged`` with the other replica, as the loader says. ``first_s`` is the first epoch, staging
-included, as the run says it. ``..._times_less``: of ranks with whole samples, over these. The jobs
-take turns; given are medians.
+of the height of each sample, in ``replicas``, each of them a node. Every tile is read
+through a mount of its own, which lets so many bytes a second pass and counts them. Bytes are those
+of the rank that has most: ``source`` as its loader says, ``kept`` in the files of its cache,
+``exchanged`` with the other replica, as its loader says. ``read`` is the mean over ranks of what
+the mounts say. ``first_s`` is the first epoch, staging included, as the run says it.
+``..._times_less``: of ranks with whole samples, over these. The jobs take turns; given are medians.
 
     python -m benchmarks.studies.tile_reading [--megabytes-per-s 4] [--repeats 3]
 """
@@ -104,7 +104,7 @@ def run_job(source: Path, replicas: int, parts: int, *, bytes_per_s: float) -> d
         caches = [node.rglob("*") for node in root.glob("cache/*/node*")]
         assert len(metrics) == len(caches) == ranks
         return {
-            "read_bytes": max(mount.counts()["read_bytes"] for mount in mounts),
+            "read_bytes": sum(mount.counts()["read_bytes"] for mount in mounts) / ranks,
             "source_bytes": max(counter(each, "source_bytes") for each in metrics),
             "kept_bytes": max(sum(f.stat().st_blocks * 512 for f in files) for files in caches),
             "exchanged_bytes": max(counter(each, "exchanged_bytes") for each in metrics),
@@ -156,8 +156,7 @@ def main() -> None:
                 of = [turn[whole][name] / turn[at][name] if turn[at][name] else 0 for turn in turns]
                 figures[name] = statistics.median(turn[at][name] for turn in turns)
                 figures[f"{name.rpartition('_')[0]}_times_less"] = round(statistics.median(of), 3)
-            load = os.getloadavg()[0]
-            print(json.dumps(figures | {"load": load} | describe_machine(source)), flush=True)
+            print(json.dumps(figures | vars(given) | describe_machine(source)), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ played one after the other in this process. What they would receive is not there
 come out, but all sizes do.
 
 With ``--resident`` each line is a job of real ranks, and ``peak`` is what the kernel counts: the
-most that was resident in the last of several steps above what was before there was a model. So what
-torch's operators allocate for themselves is in it, and what gloo and malloc keep.
+most that was resident in two steps above what was before there was a model. So what torch's
+operators allocate for themselves is in it, and what gloo and malloc keep. ``messages`` is the share
+of the time of more steps in which the rank sends, receives, adds up and waits for others, on the
+rank with the largest share: all ranks share this machine's cores, and gloo its loopback.
 
     python -m benchmarks.studies.tiles [--resident]
 """
@@ -21,11 +23,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -44,6 +48,7 @@ from tonari.trainer.private.fakes import FakeStore
 from tonari.trainer.tiles import Grid, tile_model
 
 Make = Callable[[], nn.Module]
+How = Callable[[str, tuple[int, ...]], dict[str, float]]
 CASES: dict[str, tuple[Make, tuple[int, ...]]] = {
     "CosmoFlow": (lambda: CosmoFlow(side=64, width=8), (4, 64, 64, 64)),
     "U-Net, volumes": (lambda: VolumeUNet(width=8), (1, 48, 48, 48)),
@@ -51,6 +56,7 @@ CASES: dict[str, tuple[Make, tuple[int, ...]]] = {
 }
 PARTS = [(1,), (2,), (4,), (2, 2)]
 LINE = "{case:16} parts {parts:6}  peak {peak_bytes:11,} bytes, {peak_fraction:.3f} of one"
+RESIDENT = LINE + "  messages {messages_share:.2f} of the time"
 PLAYED = LINE + "  kept {kept_fraction:.3f}  sent {sent_bytes:9,} bytes"
 
 
@@ -97,7 +103,7 @@ def train(make: Make, shape: Sequence[int], grid: Grid, num_steps: int = 2) -> i
 
 
 @cache
-def play(case: str, parts: tuple[int, ...]) -> dict[str, int]:
+def play(case: str, parts: tuple[int, ...]) -> dict[str, float]:
     """Play all ranks of a step; what the one says that has most."""
     found = []
     for rank in range(math.prod(parts)):
@@ -109,7 +115,7 @@ def play(case: str, parts: tuple[int, ...]) -> dict[str, int]:
 
 
 @cache
-def run_job(case: str, parts: tuple[int, ...]) -> dict[str, int]:
+def run_job(case: str, parts: tuple[int, ...]) -> dict[str, float]:
     """Run a job of real ranks; what the one says that has most."""
     ranks = math.prod(parts)
     with tempfile.TemporaryDirectory() as out:
@@ -118,26 +124,47 @@ def run_job(case: str, parts: tuple[int, ...]) -> dict[str, int]:
              "--rank", json.dumps([out, case, parts])],
             check=True, timeout=TIMEOUT_S, env={**os.environ, **MALLOC},
         )  # fmt: skip
-        return {"peak_bytes": max(int(file.read_text()) for file in Path(out).iterdir())}
+        found = [json.loads(file.read_text()) for file in Path(out).iterdir()]
+        return {name: max(each[name] for each in found) for name in found[0]}
 
 
 def run_rank(out: str, case: str, parts: Sequence[int]) -> None:
-    """Train as a rank of a job, twice; write what the second time took."""
+    """Train as a rank of a job; write what it took but for the first time."""
+    spent_s = 0.0
+
+    def timed(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            nonlocal spent_s
+            began = time.perf_counter()
+            given = plain(*args)
+            spent_s += time.perf_counter() - began
+            return given
+
+        return call
+
     with join(device="cpu", timeout_s=TIMEOUT_S / 2) as job:
         grid = Grid(parts, dist.group.WORLD if math.prod(parts) > 1 else None)
         train(*CASES[case], grid)  # touches the libraries
         before = resident_bytes("VmRSS")
         forget_peak()
         train(*CASES[case], grid)
-        Path(out, str(job.world.rank)).write_text(str(resident_bytes("VmHWM") - before))
+        found = {"peak_bytes": resident_bytes("VmHWM") - before, "messages_share": 0.0}
+        if grid.group is not None:
+            began = time.perf_counter()
+            with (
+                mock.patch.object(grid, "exchange", timed(grid.exchange)),
+                mock.patch.object(grid, "add_up", timed(grid.add_up)),
+            ):
+                train(*CASES[case], grid, num_steps=6)
+            found["messages_share"] = spent_s / (time.perf_counter() - began)
+        Path(out, str(job.world.rank)).write_text(json.dumps(found))
 
 
-def measure(
-    case: str, parts: tuple[int, ...], how: Callable[[str, tuple[int, ...]], dict[str, int]] = play
-) -> dict[str, Any]:
+def measure(case: str, parts: tuple[int, ...], how: How = play) -> dict[str, Any]:
     """Hold the rank that has most against one process."""
     found, one = how(case, parts), how(case, (1,))
-    shares = {f"{key.split('_')[0]}_fraction": found[key] / of for key, of in one.items() if of}
+    counted = [key for key in one if key.endswith("_bytes") and one[key]]
+    shares = {key.replace("_bytes", "_fraction"): found[key] / one[key] for key in counted}
     return {"case": case, "parts": " x ".join(map(str, parts)), **found, **shares}
 
 
@@ -154,7 +181,7 @@ def main() -> None:
         return
     for case in CASES:
         for parts in PARTS:
-            line, how = (LINE, run_job) if given.resident else (PLAYED, play)
+            line, how = (RESIDENT, run_job) if given.resident else (PLAYED, play)
             print(line.format(**measure(case, parts, how)), flush=True)
 
 
