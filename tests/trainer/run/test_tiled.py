@@ -1,15 +1,19 @@
 """Runs in which each rank has a tile of every sample: the rows and numbers of one process."""
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.multirank import RunRanks
+from tests.ranks.trainer.limited_train import LIMITS
 from tests.trainer.digits import write_config
 from tests.trainer.run.runs import KAKURENBO, lines
-from tests.trainer.tiles.tiled_run import SETTINGS, write_data
+from tests.trainer.tiles.tiled_run import SETTINGS, make_data
 
 pytestmark = pytest.mark.multirank
 FIGURES = ("loss", "evaluation_loss", "evaluation_accuracy", "hidden_fraction", "lr", "order")
@@ -20,7 +24,7 @@ class Runs:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        write_data(root / "data.npz")
+        np.savez(root / "data.npz", **make_data())
 
     def settings(
         self, name: str, model: str, tiles: Sequence[int] = (), *, rows: int = 8, then: str = "",
@@ -95,3 +99,76 @@ def test_a_vision_transformer_goes_on_on_fewer_tiles_and_on_one(
     train(2, "moved", "mesh.tiles=[1, 2]", "run.max_steps=12", "mesh.checkpointing=selective")
     assert train(1, "moved") == pytest.approx(base, rel=1e-9)
     assert len(base) > 20
+
+
+def test_a_rank_reads_keeps_and_exchanges_its_tile_alone(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    """Two nodes, of a rank with whole samples each, and of two ranks that share each sample."""
+    zarr = pytest.importorskip("zarr", minversion="3", reason="needs Python 3.11: tonari[zarr]")
+    group = zarr.open_group(tmp_path / "data.zarr", mode="w")
+    for name, values in make_data((96, 64)).items():
+        chunks = (1, *values.shape[1:2], 48, 64)[: values.ndim]
+        group.create_array(name, data=values, chunks=chunks)
+    runs, found = Runs(tmp_path), []
+    for name, tiles in (("whole", ()), ("tiles", (2, 1))):
+        ranks, data = 4 if tiles else 2, tmp_path / "data.zarr"
+        then = f"data.train={data} data.test={data} recipe.args.sizes=[96,64] run.epochs=2"
+        then += f" run.prometheus={tmp_path / name}.prom"
+        run_ranks(
+            "trainer/tiled_train", ranks, runs.settings(name, "classes", tiles, rows=4, then=then),
+            env={"TONARI_RANKS_PER_NODE": str(ranks // 2)},
+        )  # fmt: skip
+        texts = [(tmp_path / f"{name}-{rank}.prom").read_text() for rank in range(ranks)]
+        kept = [file.stat().st_size for file in tmp_path.glob(f"cache_{name}/*/node*/fixed*")]
+        counted = [
+            max(
+                float(re.findall(rf"loader_{each}_bytes_total{{.*}} (.*)", its)[0]) for its in texts
+            )
+            for each in ("source", "disk_written", "exchanged")
+        ]
+        found.append([*counted, sum(kept) / ranks])
+    for whole, of_tiles in zip(*found, strict=True):
+        assert 0 < of_tiles < 1.1 / 2 * whole
+
+
+@pytest.fixture
+def cgroup() -> Iterator[str]:
+    """What cgroups of memory are called, but for a number; they are removed behind the test."""
+    for root in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
+        tried = root / f"tonari-{os.getpid()}-"
+        try:
+            tried.mkdir()
+        except OSError:
+            continue
+        is_limited = any((tried / name).exists() for name in LIMITS)
+        tried.rmdir()
+        if is_limited:
+            yield str(tried)
+            for made in root.glob(f"{tried.name}*"):
+                made.rmdir()
+            return
+    pytest.skip("needs to make cgroups of memory, as root may")
+
+
+@pytest.mark.nightly
+def test_a_sample_that_one_rank_cannot_hold_trains_on_four(
+    run_ranks: RunRanks, tmp_path: Path, cgroup: str
+) -> None:
+    runs, sizes = Runs(tmp_path), (768, 512)
+    np.savez(tmp_path / "big.npz", **make_data(sizes, num_samples=2))
+    then = f"data.train={tmp_path}/big.npz data.test= recipe.args.sizes=[768,512] run.epochs=2"
+    # malloc returns what is freed: a limit counts what it keeps, too.
+    env = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    ended = [
+        run_ranks(
+            "trainer/limited_train", ranks,
+            runs.settings(f"on_{ranks}", "unet", tiles, rows=1, then=then), str(256 << 20),
+            f"{cgroup}{ranks}-", check=ranks == 4, env=env, fresh=True,
+        )
+        for ranks, tiles in ((1, ()), (4, (4, 1)))
+    ]  # fmt: skip
+    alone, four = ended
+    assert "signal 9" in alone.output.lower()
+    first, last = four.reports[0]["losses"]
+    assert last < first

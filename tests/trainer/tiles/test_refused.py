@@ -202,9 +202,11 @@ def test_half_precision_is_as_autocast_has_it(grid: Grid) -> None:
 
 
 @pytest.mark.parametrize("case", ["CosmoFlow", "U-Net, volumes"])
-def test_a_rank_keeps_its_share_of_what_the_backward_pass_needs(case: str) -> None:
-    for parts, most in (((2,), 0.52), ((2, 2), 0.27)):
-        assert cast(float, measure(case, parts)["kept_fraction"]) < most
+def test_a_rank_keeps_its_share_and_needs_little_more_at_a_time(case: str) -> None:
+    for parts, kept, peak in (((2,), 0.52, 0.57), ((2, 2), 0.27, 0.32)):
+        found = measure(case, parts)
+        assert found["kept_fraction"] < kept
+        assert found["peak_fraction"] < peak
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 9), st.integers(0, 9), st.booleans())

@@ -1,6 +1,6 @@
 """A run on made-up weather: a recipe for the settings, with fields that are cut or whole."""
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,13 +47,13 @@ directory = "{directory}"
 """
 
 
-def write_data(path: Path) -> None:
-    """Write fields, what they move to, and a class of each sample."""
+def make_data(sizes: tuple[int, ...] = SHAPE[1:], num_samples: int = NUM_SAMPLES) -> dict[str, Any]:
+    """Make fields, what they move to, and a class of each sample."""
     rng = np.random.default_rng(0)
-    now = rng.standard_normal((NUM_SAMPLES, *SHAPE)).astype(np.float32)
+    now = rng.standard_normal((num_samples, SHAPE[0], *sizes)).astype(np.float32)
     then = np.roll(now, 1, 3)[:, :1] + now[:, 1:].mean((2, 3), keepdims=True)
     label = (now[:, 0, :4].mean((1, 2)) > 0).astype(np.int64)
-    np.savez(path, now=now, then=then, label=label)
+    return {"now": now, "then": then, "label": label}
 
 
 class Regress:
@@ -122,12 +122,12 @@ class ClassifyFloats(Classify):
         return batch["now"].double()  # type: ignore[no-any-return]
 
 
-def recipe(model: str, parts: list[int]) -> dict[str, Any]:
+def recipe(model: str, parts: list[int], sizes: Sequence[int] = SHAPE[1:]) -> dict[str, Any]:
     """Give fields and task."""
 
     def array(key: str, channels: int) -> dataio.Array:
         tiles = dataio.Tiles((1, 2), tuple(parts)) if parts else None
-        return dataio.Array(key, (channels, *SHAPE[1:]), "float32", tiles=tiles)
+        return dataio.Array(key, (channels, *sizes), "float32", tiles=tiles)
 
     if model != "unet":
         fields = {"now": array("now", 2), "label": dataio.Int("label")}

@@ -34,8 +34,9 @@ from tonari.trainer.mesh.place import Place, Targets, feed_of, last_stage_reads,
 ROW_COLUMNS = ("weight", "sample_id", "slot")
 """What the loader adds to a batch; the last stage takes it."""
 
-OWN = ("_s", "_bytes", "_written")
-"""Ends of the names of figures that are a loader's own: times and bytes, not rows or shares."""
+OWN = ("_s", "_bytes", "_written", "batches")
+"""Ends of the names of figures that are a loader's own: times, bytes and the batches that it gave,
+not rows or shares."""
 
 OpenLoader = Callable[[World, torch.device | None, Collection[str]], dataio.Loader]
 
