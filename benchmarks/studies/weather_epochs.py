@@ -55,7 +55,7 @@ class Direct(Dataset[dict[str, torch.Tensor]]):
         return {"data": values.movedim(1, -1), "weight": torch.ones(())}
 
 
-class Clock(lightning.Callback):  # type: ignore[misc]
+class EpochEnds(lightning.Callback):  # type: ignore[misc]
     """Notes when epochs end, and what was read by then."""
 
     def __init__(self, slow: SlowDirectory) -> None:
@@ -71,12 +71,12 @@ def fit(slow: SlowDirectory, way: str, epochs: int) -> list[tuple[float, float]]
     """Train; give seconds and megabytes of each epoch."""
     store = slow.path / "weather.zarr"
     lightning.seed_everything(0, verbose=False)
-    model, clock = Forecaster(open_dates(store)), Clock(slow)
+    model, ends = Forecaster(open_dates(store)), EpochEnds(slow)
     with tempfile.TemporaryDirectory() as scratch:
         trainer = lightning.Trainer(
             max_epochs=epochs, reload_dataloaders_every_n_epochs=int(way == "ours"),
             use_distributed_sampler=False,
-            callbacks=[clock], logger=False, enable_progress_bar=False, accelerator="cpu",
+            callbacks=[ends], logger=False, enable_progress_bar=False, accelerator="cpu",
             enable_checkpointing=False, enable_model_summary=False,
         )  # fmt: skip
         if way == "ours":
@@ -90,7 +90,7 @@ def fit(slow: SlowDirectory, way: str, epochs: int) -> list[tuple[float, float]]
                 Direct(store), BATCH_SIZE, shuffle=True, num_workers=2, drop_last=True,
                 persistent_workers=True,
             ))  # fmt: skip
-    return [(s - t, (b - a) / 1e6) for (t, a), (s, b) in itertools.pairwise(clock.marks)]
+    return [(s - t, (b - a) / 1e6) for (t, a), (s, b) in itertools.pairwise(ends.marks)]
 
 
 def main() -> None:
