@@ -122,6 +122,8 @@ class Hold:
         if holds_rows():
             is_changed = found["fingerprint"] != identity.fingerprint
             what = "its files have changed" if is_changed else "other fields of it are read"
+            if is_changed and identity.prefixes:
+                what += ", or some came after this job had listed them: then start it again"
             raise OtherDatasetError(
                 f"{self._directory}: the cache holds {found['source']} with fingerprint "
                 f"{found['fingerprint']}, but {identity.source} now has {identity.fingerprint}: "
