@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from tests import hub
 from tests.multirank import RunRanks
+from tests.trainer.digits import write_config
 from tests.trainer.foreign_models import PlainImages
 from tests.trainer.tiles.tiled_run import SETTINGS
 from tonari.train.command import main
@@ -98,6 +99,17 @@ def test_memory_follows_the_optimizer_the_schedule_and_recomputation(tmp_path: P
 
 
 COUNTED = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
+
+
+def test_a_rank_of_tiles_has_the_weights_and_keeps_its_tile_of_activations(tmp_path: Path) -> None:
+    path, model = write_config(tmp_path), ("data.image_size=8", "model.kind=vit", "model.depth=4")
+    plans = [
+        dry_run(load_config(path, [*model, *mesh]), world_size=world_size, num_nodes=1)
+        for world_size, *mesh in ((1,), (2, "mesh.tiles=[2]"), (4, "mesh.tiles=[2]", "mesh.pp=2"))
+    ]
+    one, two, _ = (plan.pipeline_ranks[0] for plan in plans)
+    assert two.memory.activations_bytes == one.memory.activations_bytes // 2
+    assert all(plan.parameters == plans[0].parameters for plan in plans)
 
 
 @pytest.mark.multirank

@@ -207,8 +207,8 @@ def _count_parts(
     parts = parallelize(
         copy.deepcopy(model), mesh, _Stages(stages), sequence_parallel=settings.sequence_parallel,
         loss_parallel=settings.loss_parallel,
-        # A tile's layers have the weights of the whole
-        tile=(lambda model: model) if settings.tiles else None,
+        # Weights are those of whole samples
+        tile=(lambda _: lambda part: None) if settings.tiles else None,
     )  # fmt: skip
     own = sum(_count_local(part, layout.sizes) for part in parts)
     blocks = [_count_local(block, layout.sizes) for part in parts for block in part.blocks.values()]
