@@ -45,9 +45,7 @@ directory = "{directory}"
 """
 
 
-def make_data(
-    sizes: tuple[int, ...] = SHAPE[1:], num_samples: int = NUM_SAMPLES
-) -> dict[str, Any]:
+def make_data(sizes: tuple[int, ...] = SHAPE[1:], num_samples: int = NUM_SAMPLES) -> dict[str, Any]:
     """Make fields, what they move to, and a class of each sample."""
     rng = np.random.default_rng(0)
     now = rng.standard_normal((num_samples, SHAPE[0], *sizes)).astype(np.float32)
