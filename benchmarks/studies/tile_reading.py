@@ -1,14 +1,14 @@
 """What does a rank of tiles read, keep and exchange, and does a slow source feed several faster?
 
 Each line is a job of `tonari train`, two epochs on large samples of a Zarr store: ``tiles`` parts
-of the height of each sample, in ``replicas``, each of them a node. Every tile is read
-through a mount of its own, which lets so many bytes a second pass and counts them. Bytes are those
-of the rank that has most: ``source`` as its loader says, ``kept`` in the files of its cache,
-``exchanged`` with the other replica, as its loader says. ``read`` is the mean over ranks of what
-the mounts say. ``first_s`` is the first epoch, staging included, as the run says it.
+of the height of each sample, in ``replicas``, each of them a node. The ranks of a tile read through
+a mount of their own, which counts bytes, and lets so many a second pass where there is one replica.
+Bytes are those of the rank that has most: ``source`` as its loader says, ``kept`` in the files of
+its cache, ``exchanged`` with the other replica, as its loader says. ``read`` is the mean over ranks
+of what the mounts say. ``first_s`` is the first epoch, staging included, as the run says it.
 ``..._times_less``: of ranks with whole samples, over these. The jobs take turns; given are medians.
 
-    python -m benchmarks.studies.tile_reading [--megabytes-per-s 4] [--repeats 3]
+    python -m benchmarks.studies.tile_reading [--megabytes-per-s 2] [--repeats 3]
 """
 
 import argparse
@@ -135,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--megabytes-per-s", type=float, default=4.0)
+    parser.add_argument("--megabytes-per-s", type=float, default=2.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rank", type=json.loads, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -145,8 +145,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch)
         write(source)
+        rate = given.megabytes_per_s * 1e6
         turns = [
-            [run_job(source, *job, bytes_per_s=given.megabytes_per_s * 1e6) for job in JOBS]
+            [run_job(source, *job, bytes_per_s=rate if job[0] == 1 else 0) for job in JOBS]
             for _ in range(given.repeats)
         ]
         for at, (replicas, parts) in enumerate(JOBS):
