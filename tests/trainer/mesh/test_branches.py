@@ -97,9 +97,9 @@ def test_what_is_no_block_is_refused(given) -> None:
 
 
 @pytest.fixture
-def alone() -> Iterator[None]:
+def alone(tmp_path) -> Iterator[None]:
     """A group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -119,11 +119,7 @@ def test_an_output_that_is_not_used_has_no_gradient(alone) -> None:
 @pytest.mark.parametrize(
     ("branch", "inputs", "found"),
     [
-        (
-            nn.Identity(),
-            [[torch.ones(2, requires_grad=True)]],
-            "none in lists and dicts that needs",
-        ),
+        (nn.Identity(), [[torch.ones(2, requires_grad=True)]], "none in lists and dicts that"),
         (nn.Identity(), [], "a tensor at least"),
         (nn.MaxPool1d(2, return_indices=True), [torch.ones(1, 1, 2)], r"\[0\] return \['tuple'\]"),
         (nn.Identity(), [torch.ones(1).int()], r"\['torch.int32'\], expected one tensor of float"),

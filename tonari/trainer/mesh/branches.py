@@ -68,9 +68,9 @@ class Branches(nn.Module):
         for inner in (each for branch in branches for each in branch.modules()):
             if isinstance(inner, Branches) and len(_ranks(self.group) & _ranks(inner.group)) > 1:
                 raise ValueError(
-                    "Branches: a branch has Branches of the same ranks in it, expected none, as one "
-                    "rank alone computes it; put all side by side, or give the inner ones a group "
-                    "with no other rank of this one"
+                    "Branches: a branch has Branches of the same ranks in it, expected none, as "
+                    "one rank alone computes it; put all side by side, or give the inner ones a "
+                    "group with no other rank of this one"
                 )
         self.ranks = deal(costs, dist.get_world_size(group) if self.group else 1)
         here = dist.get_rank(group) if self.group else 0
@@ -99,9 +99,9 @@ class Branches(nn.Module):
         tensors = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
         if not tensors or sum(map(_needs_grad, tensors)) > sum(map(_needs_grad, inputs)):
             raise ValueError(
-                f"Branches: found inputs of {[type(x).__name__ for x in inputs]}, expected a tensor "
-                "at least, and none in lists and dicts that needs a gradient, which would be that "
-                "of this rank's branches alone; give it as an input of its own"
+                f"Branches: inputs are {[type(x).__name__ for x in inputs]}, expected a tensor at "
+                "least, and none in lists and dicts that needs a gradient, which would be that of "
+                "this rank's branches alone; give it as an input of its own"
             )
         shared = [_SharedInput.apply(self.group, x) if _needs_grad(x) else x for x in inputs]  # type: ignore[no-untyped-call]
         outputs = self._outputs(shared)
