@@ -3,14 +3,18 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 import dataio
+from benchmarks.studies.tiles import played
 from tests.trainer.digits import write_config
 from tests.trainer.tiles.tiled_run import Regress
 from tonari.trainer.config.config import load_config
 from tonari.trainer.errors import ConfigError
+from tonari.trainer.run.build import lay_out
 from tonari.trainer.run.loop import train
-from tonari.trainer.run.tiled import are_tiled, of_tile, sample_shape
+from tonari.trainer.run.tiled import TiledTask, are_tiled, of_tile, sample_shape
+from tonari.trainer.tiles import Grid
 
 
 @pytest.mark.parametrize(
@@ -60,3 +64,24 @@ def test_a_rank_reads_its_tile(tmp_path: Path):
     assert sample_shape(config, Regress(), fields) == (2, 9, 8)
     with pytest.raises(ConfigError, match="expected one field of the shape"):
         sample_shape(config, Regress(), {"now": dataio.Array("now", (9,), "float32")})
+
+
+def test_ranks_that_are_too_few_are_those_of_tiles(tmp_path: Path):
+    config = load_config(write_config(tmp_path), ["mesh.tiles=[2, 3]"])
+    with pytest.raises(ConfigError, match="tiles 6 x tp 1 is 6 ranks, but the job has 4"):
+        lay_out(config, 4)
+
+
+def test_a_field_is_cut_along_its_spatial_axes_whatever_their_sizes():
+    def task(axes: tuple[int, int], shape: tuple[int, ...]) -> TiledTask:
+        with played(4, 3) as group:
+            grid = Grid((2, 2), group)
+        tiles = dataio.Tiles(axes, (2, 2))
+        return TiledTask(
+            Regress(), grid, (2, 9, 8), {"then": dataio.Array("then", shape, "float32", tiles)}
+        )
+
+    with pytest.raises(ConfigError, match=r"'then' is cut along the last 3 axes, expected the las"):
+        task((0, 1), (4, 9, 8))
+    finer = task((-2, -1), (1, 18, 16)).target({"then": torch.zeros(5, 1, 9, 8)})
+    assert finer.shape == (5, 1, 18, 16)
