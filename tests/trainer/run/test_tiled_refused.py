@@ -8,12 +8,15 @@ import torch
 import dataio
 from benchmarks.studies.tiles import played
 from tests.trainer.digits import write_config
-from tests.trainer.tiles.tiled_run import Regress
+from tests.trainer.tiles.tiled_run import SETTINGS, Regress, write_data
+from tonari.rows.settings import find_fields
 from tonari.trainer.config.config import load_config
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.run.build import lay_out
 from tonari.trainer.run.loop import train
+from tonari.trainer.run.own import own_of
 from tonari.trainer.run.tiled import TiledTask, are_tiled, of_tile, sample_shape
+from tonari.trainer.run.verify.checking import mesh_words, short_run
 from tonari.trainer.tiles import Grid
 
 
@@ -85,3 +88,19 @@ def test_a_field_is_cut_along_its_spatial_axes_whatever_their_sizes():
         task((0, 1), (4, 9, 8))
     finer = task((-2, -1), (1, 18, 16)).target({"then": torch.zeros(5, 1, 9, 8)})
     assert finer.shape == (5, 1, 18, 16)
+
+
+def test_one_process_that_reads_what_a_run_reads_has_whole_samples(tmp_path: Path):
+    """Such as `tonari rows --replay` and `tonari verify`."""
+    write_data(tmp_path / "data.npz")
+    settings = SETTINGS.format(
+        data=tmp_path / "data.npz", cache=tmp_path, batch_size=8, model="unet", tiles=[2, 2],
+        directory=tmp_path,
+    )  # fmt: skip
+    (tmp_path / "run.toml").write_text(settings)
+    config = load_config(tmp_path / "run.toml")
+    assert mesh_words(config) == "tiles=[2, 2]"
+    _, own = short_run(config, own_of(config), tmp_path, 0)
+    for fields in (own.fields, own.evaluation_fields, find_fields(config, tmp_path)):
+        assert fields is not None
+        assert {getattr(field, "tiles", None) for field in fields.values()} == {None}

@@ -73,6 +73,14 @@ def of_tile(fields: Fields, tile: int) -> dict[str, dataio.Field]:
     }
 
 
+def uncut(fields: Fields) -> dict[str, dataio.Field]:
+    """Say of fields that are cut that they are whole, as for one process that reads a run's."""
+    return {
+        name: replace(field, tiles=None) if isinstance(field, dataio.Array) else field
+        for name, field in fields.items()
+    }
+
+
 class TiledTask:
     """A task of whole samples, of which this rank has a tile.
 
