@@ -12,6 +12,7 @@ from tonari.trainer.config.saved import SETTINGS, find_settings
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.run.build import make_fields, training_source
 from tonari.trainer.run.own import own_of
+from tonari.trainer.run.tiled import uncut
 
 
 def open_run(path: Path, sources: Sequence[str], *, log: Path | None) -> RunRows:
@@ -51,7 +52,7 @@ def open_trained_on(config: Config) -> Source:
 
 
 def find_fields(config: Config | None, run: Path) -> Mapping[str, Field]:
-    """Find the fields that a run reads of a sample.
+    """Find the fields that a run reads of a sample, whole where its ranks have tiles.
 
     Raises:
         CommandError: If it is no run of `tonari train`.
@@ -61,4 +62,4 @@ def find_fields(config: Config | None, run: Path) -> Mapping[str, Field]:
             f"--replay: {run} has no {SETTINGS} of tonari train, expected one, which names the "
             "fields; call tonari.rows.open(run).replay(fields=...), or Loader.replay, instead"
         )
-    return make_fields(config, own_of(config))
+    return uncut(make_fields(config, own_of(config)))

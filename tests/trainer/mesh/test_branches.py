@@ -1,15 +1,18 @@
 """Branches on several ranks: losses, gradients and weights are those of one process."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from benchmarks.studies.tiles import played
 from tests.docs.blocks import blocks_of
 from tests.multirank import ROOT, RunRanks
 from tests.ranks.trainer.branches import CASES, ROWS, make, train
-from tonari.trainer.mesh.branches import Branches, clip_grad_norm, deal
+from tonari.trainer.mesh.branches import Branches, Join, clip_grad_norm, deal
 
 
 @pytest.mark.multirank
@@ -91,3 +94,45 @@ def test_the_page_is_true_in_one_process() -> None:
 def test_what_is_no_block_is_refused(given) -> None:
     with pytest.raises(ValueError, match="expected one branch or more, as many costs"):
         Branches(**{"branches": [nn.Identity(), nn.Identity()]} | given)
+
+
+@pytest.fixture
+def alone(tmp_path) -> Iterator[None]:
+    """A group of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_rank_whose_branches_need_no_gradient_goes_back(alone) -> None:
+    for join in get_args(Join):
+        output = Branches([nn.Identity()], join=join)(torch.ones(2, 3))
+        (output[0] if join == "list" else output).sum().backward()
+
+
+def test_an_output_that_is_not_used_has_no_gradient(alone) -> None:
+    model = Branches([nn.Linear(3, 2), nn.Linear(3, 2)], join="list")
+    model(torch.ones(2, 3))[0].sum().backward()
+    assert [p.grad is None for p in model.parameters()] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("branch", "inputs", "found"),
+    [
+        (nn.Identity(), [[torch.ones(2, requires_grad=True)]], "none in lists and dicts that"),
+        (nn.Identity(), [], "a tensor at least"),
+        (nn.MaxPool1d(2, return_indices=True), [torch.ones(1, 1, 2)], r"\[0\] return \['tuple'\]"),
+        (nn.Identity(), [torch.ones(1).int()], r"\['torch.int32'\], expected one tensor of float"),
+    ],
+    ids=str,
+)
+def test_what_branches_cannot_share_is_refused(alone, branch, inputs, found) -> None:
+    with pytest.raises(ValueError, match=found):
+        Branches([branch])(*inputs)
+
+
+def test_branches_in_branches_of_the_same_ranks_are_refused() -> None:
+    with played(2, 0):
+        inner = Branches([nn.Identity(), nn.Identity()])
+        with pytest.raises(ValueError, match="has Branches of the same ranks in it, expected none"):
+            Branches([nn.Sequential(inner)])

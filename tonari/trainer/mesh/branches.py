@@ -42,7 +42,8 @@ class Branches(nn.Module):
             dearest goes first, and each to the rank that has least. A rank may have none.
 
     Raises:
-        ValueError: If there is no branch, costs are not as many, or join is none of these.
+        ValueError: If there is no branch, costs are not as many, or join is none of these; or if
+            a branch has `Branches` of the same ranks in it.
     """
 
     def __init__(
@@ -64,6 +65,13 @@ class Branches(nn.Module):
             )
         self.join, self.dim = join, dim
         self.group = (group or dist.group.WORLD) if dist.is_initialized() else None
+        for inner in (each for branch in branches for each in branch.modules()):
+            if isinstance(inner, Branches) and len(_ranks(self.group) & _ranks(inner.group)) > 1:
+                raise ValueError(
+                    "Branches: a branch has Branches of the same ranks in it, expected none, as "
+                    "one rank alone computes it; put all side by side, or give the inner ones a "
+                    "group with no other rank of this one"
+                )
         self.ranks = deal(costs, dist.get_world_size(group) if self.group else 1)
         here = dist.get_rank(group) if self.group else 0
         for number, branch in enumerate(branches):
@@ -83,18 +91,27 @@ class Branches(nn.Module):
             What one process returns: the same on all ranks.
 
         Raises:
-            ValueError: If outputs that are added up differ in shape or dtype.
+            ValueError: If outputs are no floating tensors, or differ in shape or dtype where they
+                are added up; or if no input is a tensor, or one in a list needs a gradient.
         """
         if self.group is None:
             return self._joined([*self._outputs(inputs).values()])
+        tensors = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
+        if not tensors or sum(map(_needs_grad, tensors)) > sum(map(_needs_grad, inputs)):
+            raise ValueError(
+                f"Branches: inputs are {[type(x).__name__ for x in inputs]}, expected a tensor at "
+                "least, and none in lists and dicts that needs a gradient, which would be that of "
+                "this rank's branches alone; give it as an input of its own"
+            )
         shared = [_SharedInput.apply(self.group, x) if _needs_grad(x) else x for x in inputs]  # type: ignore[no-untyped-call]
         outputs = self._outputs(shared)
-        tensors = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
         meeting = _BranchMeeting(
             self.group, self.ranks, self._agreed(tensors, outputs), [*outputs], tensors[0].device
         )
         # Inputs go along: the backward pass must come to them also where no branch lies
         values = [*outputs.values(), *filter(_needs_grad, shared)]
+        # A rank without weights here goes back as the others do
+        values.append(torch.zeros((), requires_grad=torch.is_grad_enabled()))
         if self.join == "sum":
             return _SumOfAll.apply(meeting, *values)  # type: ignore[no-untyped-call]
         return self._joined([*_OutputsOfAll.apply(meeting, *values)])  # type: ignore[no-untyped-call]
@@ -119,10 +136,20 @@ class Branches(nn.Module):
         """Say what all branches return: asked of the other ranks once for each form of inputs."""
         asked = tuple((x.shape, x.dtype) for x in tensors), torch.is_autocast_enabled()
         if asked not in self._forms:
-            mine = {number: (tuple(x.shape), x.dtype) for number, x in outputs.items()}
-            every: list[dict[int, Form]] = [{}] * dist.get_world_size(self.group)
+            mine = {
+                number: (tuple(x.shape), x.dtype)
+                if _is_floating(x)
+                else str(getattr(x, "dtype", type(x).__name__))
+                for number, x in outputs.items()
+            }
+            every: list[dict[int, Any]] = [{}] * dist.get_world_size(self.group)
             dist.all_gather_object(every, mine, self.group)
             found = {number: form for part in every for number, form in part.items()}
+            if wrong := {number: form for number, form in found.items() if isinstance(form, str)}:
+                raise ValueError(
+                    f"Branches: the branches {[*wrong]} return {[*wrong.values()]}, expected one "
+                    "tensor of floating numbers each; split others into several blocks"
+                )
             forms = [found[number] for number in range(len(self.ranks))]
             if self.join == "sum" and len({*forms}) > 1:
                 raise ValueError(
@@ -239,6 +266,7 @@ class _OutputsOfAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, meeting: _BranchMeeting, *values: Tensor) -> tuple[Tensor, ...]:
         ctx.mine, ctx.num_others = meeting.mine, len(values) - len(meeting.mine)
+        ctx.set_materialize_grads(False)  # of what is not used there is none
         outputs, sent = dict(zip(meeting.mine, values, strict=False)), []
         for number, (shape, dtype) in enumerate(meeting.forms):
             own = outputs.get(number)
@@ -282,6 +310,14 @@ def _summed(grad: Tensor, group: dist.ProcessGroup) -> Tensor:
     total = grad.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
+
+
+def _ranks(group: dist.ProcessGroup | None) -> set[int]:
+    return set() if group is None else {*dist.get_process_group_ranks(group)}
+
+
+def _is_floating(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _needs_grad(value: object) -> bool:

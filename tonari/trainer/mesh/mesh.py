@@ -20,6 +20,7 @@ def axis_sizes(
     dp_shard: int = 1,
     cp: int = 1,
     tp: int = 1,
+    tiles: bool = False,
 ) -> tuple[int, ...]:
     """Decide the ranks along each of ``AXES``; their product is ``world_size``.
 
@@ -30,6 +31,7 @@ def axis_sizes(
         dp_shard: Ranks that share one copy's parameters.
         cp: Ranks that share a sequence.
         tp: Ranks that share a layer.
+        tiles: Whether those of cp have tiles, for the message.
 
     Raises:
         ConfigError: If the ranks do not divide so.
@@ -38,7 +40,8 @@ def axis_sizes(
     copies = max(world_size // others, 1) if dp_replicate is None else dp_replicate
     sizes = (pp, copies, dp_shard, cp, tp)
     if math.prod(sizes) != world_size:
-        found = " x ".join(f"{name} {size}" for name, size in zip(AXES, sizes, strict=True))
+        named = zip(name_axes(tiles=tiles), sizes, strict=True)
+        found = " x ".join(f"{name} {size}" for name, size in named)
         raise ConfigError(
             f"mesh: {found} is {math.prod(sizes)} ranks, but the job has {world_size}; start that "
             f"many (--dry-run --world {math.prod(sizes)}), or leave mesh.dp_replicate out and "

@@ -99,7 +99,7 @@ def lay_out(config: Config, world_size: int) -> RunLayout:
     mesh, data = config.mesh, config.data
     sizes = axis_sizes(
         world_size, pp=mesh.pp, dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard,
-        cp=mesh.sharing, tp=mesh.tp,
+        cp=mesh.sharing, tp=mesh.tp, tiles=bool(mesh.tiles),
     )  # fmt: skip
     is_text = data.kind == "text"
     check_context(mesh.cp, sequence_length=data.sequence_length if is_text else None)

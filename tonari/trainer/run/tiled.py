@@ -73,6 +73,14 @@ def of_tile(fields: Fields, tile: int) -> dict[str, dataio.Field]:
     }
 
 
+def uncut(fields: Fields) -> dict[str, dataio.Field]:
+    """Say of fields that are cut that they are whole, as for one process that reads a run's."""
+    return {
+        name: replace(field, tiles=None) if isinstance(field, dataio.Array) else field
+        for name, field in fields.items()
+    }
+
+
 class TiledTask:
     """A task of whole samples, of which this rank has a tile.
 
@@ -81,11 +89,25 @@ class TiledTask:
         grid: The ranks that share a sample.
         sample: [channels, spatial...] of the model's input.
         fields: Of a sample. What they do not cut, the loader gives whole, and is cut here.
+
+    Raises:
+        ConfigError: If a field is cut along other axes than its spatial ones, the last.
     """
 
     def __init__(self, task: Task, grid: Grid, sample: tuple[int, ...], fields: Fields) -> None:
         self._task, self._grid, self._sizes = task, grid, sample[1:]
-        self._tiled = {name for name, field in fields.items() if getattr(field, "tiles", None)}
+        self._tiled = {
+            name: field.shape[int(field.tiles.axes[0]) % len(field.shape) :]
+            for name, field in fields.items()
+            if isinstance(field, dataio.Array) and field.tiles is not None
+        }
+        for name in (*task.columns.input, *task.columns.target):
+            if len(self._tiled.get(name, self._sizes)) != len(self._sizes):
+                raise ConfigError(
+                    f"fields: {name!r} is cut along the last {len(self._tiled[name])} axes, "
+                    f"expected the last {len(self._sizes)}, those of height, width or such, as the "
+                    f"model's input is {list(sample)}; give it tiles along these, or none"
+                )
         if count := getattr(task, "num_targets", None):
             self.num_targets = count
 
@@ -105,9 +127,8 @@ class TiledTask:
     def target(self, batch: Batch) -> Tensor:
         """Take the right answers; of fields that are cut a tile."""
         target = self._task.target(batch)
-        if self._task.columns.target[0] not in self._tiled:
-            return target
-        return tiled(target, self._grid, self._sizes)
+        sizes = self._tiled.get(self._task.columns.target[0])
+        return target if sizes is None else tiled(target, self._grid, sizes)
 
     def losses(self, logits: Tensor, target: Tensor) -> Tensor:
         """Compute the loss of whole samples, floating[batch], the same on each rank."""

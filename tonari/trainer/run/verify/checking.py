@@ -25,6 +25,7 @@ from tonari.trainer.run.loop import train_observed
 from tonari.trainer.run.own import Loss, MakeOptimizer, Own, Transform, own_of
 from tonari.trainer.run.step import EvaluationMeans
 from tonari.trainer.run.tasks import Task
+from tonari.trainer.run.tiled import uncut
 from tonari.trainer.run.verify.compare import Compared, TensorDifference
 from tonari.trainer.run.verify.double import InDouble
 from tonari.trainer.run.verify.layers import Layers, choose_layers, with_layers
@@ -227,7 +228,11 @@ def short_run(
     rows = first_rows(config, own, _epoch_steps(steps) * step_rows)
     # What is evaluated on is not verified, but how.
     fields = own.evaluation_fields or own.fields
-    own = replace(own, sources=(rows, rows), evaluation_fields=fields)
+    # One process has whole samples, and so reads each replica's reader, who records them
+    own = replace(
+        own, sources=(rows, rows), evaluation_fields=fields and uncut(fields),
+        fields=own.fields and uncut(own.fields),
+    )  # fmt: skip
     if short.mesh.dtype == "float64" and own.task is not None:
         own = replace(own, task=InDouble(own.task))
     return short, own
@@ -303,6 +308,7 @@ def mesh_words(config: Config) -> str:
         name: getattr(mesh, name) or 1 for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")
     }
     named = [f"{name}={size}" for name, size in sizes.items() if size > 1]
+    named += [f"tiles={list(mesh.tiles)}"] * bool(mesh.tiles)
     return " ".join(named + [mesh.schedule] * (mesh.pp > 1)) or "one process"
 
 
