@@ -126,7 +126,7 @@ def test_a_cache_of_shards_that_changed_is_refused(tmp_path):
     with make(single_world(), tmp_path / "cache", directory.path) as loader:
         list(loader)
     write_shard(directory.path / "shard-001.tar", 30, 20)
-    with pytest.raises(OtherDatasetError, match="then start it again; .*remove the directory"):
+    with pytest.raises(OtherDatasetError, match=r"then start it again; .*remove the directory"):
         make(single_world(), tmp_path / "cache", directory.path)
 
 

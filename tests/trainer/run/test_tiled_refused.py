@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import dataio
 from benchmarks.studies.tiles import played
 from tests.trainer.digits import write_config
-from tests.trainer.tiles.tiled_run import SETTINGS, Regress, write_data
+from tests.trainer.tiles.tiled_run import SETTINGS, Regress, make_data
 from tonari.rows.settings import find_fields
 from tonari.trainer.config.config import load_config
 from tonari.trainer.errors import ConfigError
@@ -93,7 +94,7 @@ def test_a_field_is_cut_along_its_spatial_axes_whatever_their_sizes():
 
 def test_one_process_that_reads_what_a_run_reads_has_whole_samples(tmp_path: Path):
     """Such as `tonari rows --replay` and `tonari verify`."""
-    write_data(tmp_path / "data.npz")
+    np.savez(tmp_path / "data.npz", **make_data())
     settings = SETTINGS.format(
         data=tmp_path / "data.npz", cache=tmp_path, batch_size=8, model="unet", tiles=[2, 2],
         directory=tmp_path,
