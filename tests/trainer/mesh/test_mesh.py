@@ -1,6 +1,6 @@
 import math
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -37,7 +37,7 @@ def test_a_rank_is_named_by_the_axes_that_have_several() -> None:
 
 @given(st.tuples(*(st.integers(1, 3) for _ in AXES)))
 def test_any_sizes_whose_product_is_the_world_are_taken(sizes: tuple[int, ...]) -> None:
-    named = dict(zip(AXES, sizes, strict=True))
+    named: dict[str, Any] = dict(zip(AXES, sizes, strict=True))
     assert axis_sizes(math.prod(sizes), **named) == sizes
     del named["dp_replicate"]
     assert axis_sizes(math.prod(sizes), **named) == sizes
@@ -67,7 +67,7 @@ def test_context_parallelism_needs_a_sequence_that_it_divides(
 
 
 @pytest.mark.parametrize("axes", [{"dp_shard": 3}, {"dp_replicate": 3}, {"dp_shard": 8}])
-def test_axes_that_do_not_give_the_job_s_ranks_are_refused(axes: dict[str, int]) -> None:
+def test_axes_that_do_not_give_the_job_s_ranks_are_refused(axes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"ranks, but the job has 4; start that many .* leave"):
         axis_sizes(4, **axes)
 
