@@ -183,10 +183,10 @@ def test_a_rank_is_named_with_its_host_where_there_are_several_and_what_it_does(
 
 
 def test_a_job_of_one_rank_is_not_watched_and_costs_nothing() -> None:
-    threads = threading.active_count()
+    threads = {*threading.enumerate()}  # Those that other tests left may end meanwhile.
     with join(device="cpu", timeout_s=0.01) as job:
         job.watchdog.progress(1)
-        assert threading.active_count() == threads
+        assert threads >= {*threading.enumerate()}
         assert job.watchdog.processes() == []
 
 
