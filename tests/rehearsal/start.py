@@ -108,9 +108,9 @@ class Start:
             str(error) for error in self._errors.values() if isinstance(error, StallError)
         )
         named = "ranks " in said or any(f"for rank {rank}" in said for rank in self._gone)
-        # Who waits for a rank that pauses, or for a cache of the second job, is late itself, and
-        # may be named for it.
-        named |= not {"pause", "second"}.isdisjoint(self.happened)
+        # Who waits for a rank that pauses, for a slow disk, or for a cache of the second job, is
+        # late itself, and may be named for it.
+        named |= not {"pause", "second", "slow"}.isdisjoint(self.happened)
         assert named or not (said and self._gone), f"{self._gone} are not named: {said}"
         audit.check_steps(self.course)
         for ranks in zip(*self.evaluated, strict=False):
