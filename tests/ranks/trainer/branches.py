@@ -137,7 +137,7 @@ def main() -> None:
             groups = (pair, replicas if num_ranks > 2 else None)
             model = make(case, *groups)
             of_rows = groups[1] if case == "towers" else None
-            found[case] = train(model, torch.load(sys.argv[2])[case], of_rows)
+            found[case] = train(model, torch.load(sys.argv[2], weights_only=True)[case], of_rows)
             parts: list[Any] = [None] * num_ranks
             dist.all_gather_object(parts, model.state_dict())
             found[case]["whole"] = {k: v for part in parts for k, v in part.items()}

@@ -25,7 +25,9 @@ def test_ranks_with_branches_equal_one_process(run_ranks: RunRanks, tmp_path, nu
     torch.save(begin, tmp_path / "begin.pt")
     expected = {case: train(model, begin[case]) for case, model in models.items()}
     ended = run_ranks("trainer/branches", num_ranks, str(tmp_path / "begin.pt"), timeout_s=240)
-    reports = [torch.load(ended.directory / f"{rank}.pt") for rank in range(num_ranks)]
+    reports = [
+        torch.load(ended.directory / f"{rank}.pt", weights_only=True) for rank in range(num_ranks)
+    ]
     for case in CASES:
         found = [report[case] for report in reports]
         for part in found:

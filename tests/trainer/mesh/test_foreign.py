@@ -151,7 +151,9 @@ def test_every_mesh_equals_one_process(run_ranks: RunRanks, cases: str) -> None:
     full = [(kind, *case) for kind in kinds for case in by_kind[kind]]
     expected = {kind: alone(kind) for kind in kinds}
     ended = run_ranks("trainer/foreign_steps", num_ranks, json.dumps(full), timeout_s=600)
-    reports = [torch.load(ended.directory / f"{rank}.pt") for rank in range(num_ranks)]
+    reports = [
+        torch.load(ended.directory / f"{rank}.pt", weights_only=True) for rank in range(num_ranks)
+    ]
     for number, case in enumerate(full):
         check([report[number] for report in reports], expected[case[0]], case)
 

@@ -35,6 +35,6 @@ def test_replicas_that_use_other_weights_equal_one_process(run_ranks: RunRanks) 
     ]
     expected = {kind: alone(kind) for kind in CASES if is_there(kind)}
     ended = run_ranks("trainer/foreign_steps", 2, json.dumps(full), timeout_s=240)
-    reports = [torch.load(ended.directory / f"{rank}.pt") for rank in range(2)]
+    reports = [torch.load(ended.directory / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for number, (kind, *case) in enumerate(full):
         check([report[number] for report in reports], expected[kind], (kind, *case))

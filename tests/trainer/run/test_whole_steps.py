@@ -12,7 +12,7 @@ def test_optimizers_step_with_parts_of_weights_as_with_whole_ones(run_ranks: Run
     ended = run_ranks("trainer/whole_steps", 2, timeout_s=120)
     on_whole: dict[str, set[bool]] = {}
     for rank in range(2):
-        for name, found in torch.load(ended.directory / f"{rank}.pt").items():
+        for name, found in torch.load(ended.directory / f"{rank}.pt", weights_only=True).items():
             kind = name[:-2]
             # Muon multiplies in bfloat16.
             apart = 1e-2 if kind == "muon" else 1e-9
