@@ -42,3 +42,9 @@ def test_a_job_that_takes_too_long_is_ended_with_what_it_wrote():
     program = "import time; print('begun', flush=True); time.sleep(600)"
     with pytest.raises(TimeoutError, match=r"still running after 2 s\n(?s:.)*begun"):
         run_job([sys.executable, "-c", program], env=None, timeout_s=2)
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_variable_that_one_test_sets_is_gone_in_the_next(turn: int):
+    assert "LEFT_BY_A_TEST" not in os.environ
+    os.environ["LEFT_BY_A_TEST"] = f"{turn}"

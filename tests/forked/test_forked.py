@@ -180,12 +180,6 @@ def test_what_imports_may_have_read_begins_anew(
     assert run(command, tmp_path, env={variable: value}) == (0, b"False\n", b"")
 
 
-@pytest.mark.parametrize("turn", [1, 2])
-def test_a_variable_that_one_test_sets_is_gone_in_the_next(turn: int):
-    assert "LEFT_BY_A_TEST" not in os.environ
-    os.environ["LEFT_BY_A_TEST"] = f"{turn}"
-
-
 @pytest.mark.multirank
 @pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
 def test_what_a_launcher_starts_is_forked(launcher: Launcher):
