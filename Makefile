@@ -41,7 +41,7 @@ help: ## Show this help
 
 install: $(STAMP) ## Create .venv with everything in it; does nothing when it is there
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml setup.py dataio/rows/pictures.c constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "make: '$(PYTHON)' is not Python 3.11 or later; install one and name it:" \
 	    "make install PYTHON=python3.11" >&2; exit 1; }

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from dataio.base.buffers import BufferRing
 from dataio.base.errors import About, FieldError
 from dataio.base.seeding import key, uniform
 from dataio.batch.job import BatchJob, BatchWork, Pictures
+from dataio.rows.at_once import DONE, LEFT, SKIPPED, PicturesAtOnce
 from dataio.rows.decode import check_decodes, decode_image, image_shape, store_pixels
 from dataio.rows.fields import Array as ArrayField
 from dataio.rows.fields import Decodes, Field, Text, Tokens
@@ -53,6 +54,7 @@ class Filler:
         self._reader, self._fields, self._ring, self._on_error = reader, fields, ring, on_error
         self._seed, self._trusts_pictures, self._decoder = seed, trusts_pictures, decoder
         self._sizes: dict[str, Size] = {}
+        self._at_once: dict[str, PicturesAtOnce | None] = {}
         self._lock = threading.Lock()
         schema = reader.schema
         pictures = {name: kind for name, kind in fields.items() if isinstance(kind, Image | Mask)}
@@ -141,18 +143,31 @@ class Filler:
                 job.cuts.append((column, part, into))
         for number, name in enumerate(self._reader.schema.variable):
             bounds = located.bounds
-            data = reader.extents(located.heap, bounds[:, number], bounds[:, number + 1])
-            job.values[name] = self._variable(job, name, data)
+            start, stop = bounds[:, number], bounds[:, number + 1]
+            data, addresses = reader.extents(located.heap, start, stop)
+            kind = self._fields[name]
+            if isinstance(kind, Image | Mask):
+                job.values[name] = self._image(job, name, kind, data, addresses, stop - start)
+            else:
+                job.values[name] = self._variable(job, name, data)
         for name, (number, anew) in self._anew.items():
             pixels = np.asarray(reader.column(number), np.uint8)
             _, height, width, channels = pixels.shape
             size = anew.out if anew.out is not None else (height, width)
             out = self._ring.take((num_rows, *size, channels), np.uint8)
-            job.images.append(Pictures(name, anew, pixels, out.view(np.uint8)))
+            row_bytes = math.prod(pixels.shape[1:])
+            addresses = located.position.astype(np.uint64) * np.uint64(row_bytes)
+            job.images.append(
+                Pictures(
+                    name, anew, pixels, out.view(np.uint8),
+                    addresses + np.uint64(pixels.ctypes.data), np.full(num_rows, row_bytes),
+                    self._find_at_once(name, anew, size, (height, width)),
+                )
+            )  # fmt: skip
             job.values[name] = out
         if self._draws:
             stream = key(self._seed, "pictures", epoch=work.epoch)
-            job.draws = uniform(stream, work.occurrences, NUM_DRAWS).tolist()
+            job.draws = uniform(stream, work.occurrences, NUM_DRAWS)
         return job
 
     def _refuse_replaced(self, job: BatchJob, reader: RowReader) -> None:
@@ -172,8 +187,6 @@ class Filler:
 
     def _variable(self, job: BatchJob, name: str, data: list[memoryview]) -> Value:
         kind = self._fields[name]
-        if isinstance(kind, Image | Mask):
-            return self._image(job, name, kind, data)
         if isinstance(kind, Tokens):
             return self._tokens(kind, data)
         if isinstance(kind, Text):
@@ -219,18 +232,35 @@ class Filler:
             target[start : start + len(cut)] = cut
         return out
 
-    def _image(self, job: BatchJob, name: str, kind: Image | Mask, data: list[memoryview]) -> Value:
+    def _image(
+        self,
+        job: BatchJob,
+        name: str,
+        kind: Image | Mask,
+        data: list[memoryview],
+        addresses: NDArray[np.uint64],
+        lengths: NDArray[np.int64],
+    ) -> Value:
         size = kind.out if kind.out is not None else self._sizes.get(name)
         if size is None:
             size = self._sizes[name] = self._first_size(job, name, kind, data)
         if isinstance(kind, Image) and kind.decode == "device":
             planned = PicturesOnDevice(kind, len(data), size)
-            job.images.append(Pictures(name, kind, data, planned))
+            job.images.append(Pictures(name, kind, data, planned, addresses, lengths))
             return []
         out = self._ring.take((len(data), *size, kind.channels), np.uint8).view(np.uint8)
-        job.images.append(Pictures(name, kind, data, out))
+        at_once = self._find_at_once(name, kind, size)
+        job.images.append(Pictures(name, kind, data, out, addresses, lengths, at_once))
         # uint8[batch, channels, height, width], channels last in memory
         return out[..., 0] if isinstance(kind, Mask) else out.transpose(0, 3, 1, 2)
+
+    def _find_at_once(
+        self, name: str, kind: Image | Mask, out: Size, kept: Size | None = None
+    ) -> PicturesAtOnce | None:
+        if name not in self._at_once:
+            found = PicturesAtOnce(kind, out, kept) if isinstance(kind, Image) else None
+            self._at_once[name] = found if found is not None and found.is_there else None
+        return self._at_once[name]
 
     def _first_size(
         self, job: BatchJob, name: str, kind: Image | Mask, data: list[memoryview]
@@ -256,7 +286,7 @@ class Filler:
                 part.copy(row, column[at], out[row])
         sizes: dict[tuple[str, int], Size] = {}
         for pictures in job.images:
-            for row in range(start, stop):
+            for row in self._deliver(job, pictures, range(start, stop), sizes):
                 if row not in job.work.bad and (size := self._decode(job, row, pictures)):
                     sizes[pictures.name, row] = size
         for names in self._aligned:
@@ -322,11 +352,30 @@ class Filler:
             )
             return
 
+    def _deliver(
+        self, job: BatchJob, pictures: Pictures, rows: range, sizes: dict[tuple[str, int], Size]
+    ) -> Iterable[int]:
+        """Deliver most pictures of some rows, and note their sizes; give the rows that are left."""
+        if pictures.at_once is None:
+            return rows
+        part, states = slice(rows.start, rows.stop), np.zeros(len(rows), np.uint8)
+        states[[row - rows.start for row in job.work.bad if row in rows]] = SKIPPED
+        assert isinstance(pictures.out, np.ndarray)
+        found = pictures.at_once.deliver(
+            pictures.addresses[part], pictures.lengths[part],
+            None if job.draws is None else job.draws[part], pictures.out[part], states,
+        )  # fmt: skip
+        if self._aligned:
+            for row, state, size in zip(rows, states.tolist(), found.tolist(), strict=True):
+                if state == DONE:
+                    sizes[pictures.name, row] = size[0], size[1]
+        return (np.flatnonzero(states == LEFT) + rows.start).tolist()
+
     def _decode(self, job: BatchJob, row: int, pictures: Pictures) -> Size | None:
         """Decode a picture; its own size, or None where that is not known any more."""
-        name, kind, data, out = pictures
+        name, kind, data, out = pictures[:4]
         where = _where(job, row, name)
-        draws = job.draws[row] if job.draws is not None else MIDDLE
+        draws = MIDDLE if job.draws is None else job.draws[row].tolist()
         try:
             if isinstance(out, PicturesOnDevice):
                 size = out.plan(row, data[row], draws, where=where)

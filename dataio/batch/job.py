@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from dataio.base.seeding import Key, key
 from dataio.batch.stack import StackedColumns
+from dataio.rows.at_once import PicturesAtOnce
 from dataio.rows.fields import Decodes
 from dataio.rows.image import Image, Mask
 from dataio.rows.on_device import PicturesOnDevice
 from dataio.rows.patch import Patches
 from dataio.rows.samples import Array, Sample, Value
-from dataio.rows.views import Draws
 from dataio.store.files.reader import Located, RowReader
 
 OCCURRENCE_BIT = 48
@@ -68,12 +68,18 @@ class Pictures(NamedTuple):
             decoded while staging.
         out: uint8[batch, height, width, channels]: Where they go; or, of those that a device
             decodes, what is known of them until then.
+        addresses: uint64[batch]: Where each lies.
+        lengths: int64[batch]: Its bytes.
+        at_once: Delivers most of them; None: nothing does.
     """
 
     name: str
     kind: Image | Mask
     data: Sequence[memoryview] | NDArray[np.uint8]
     out: NDArray[np.uint8] | PicturesOnDevice
+    addresses: NDArray[np.uint64]
+    lengths: NDArray[np.int64]
+    at_once: PicturesAtOnce | None = None
 
 
 @dataclass(slots=True)
@@ -81,7 +87,8 @@ class BatchJob:
     """A batch being made: `copies`, `images`, `decodes` and `cuts` list what `run` fills.
 
     Attributes:
-        draws: Numbers of each sample for its pictures; None where nothing is drawn.
+        draws: float64[batch, NUM_DRAWS]: Numbers of each sample for its pictures; None where
+            nothing is drawn.
         results: What the transform's samples go into, or what fields with a ``decode`` return.
         samples: The samples themselves, for a collate.
         done: The first rows, which `prepare` has transformed already.
@@ -94,7 +101,7 @@ class BatchJob:
     images: list[Pictures]
     decodes: list[tuple[str, Decodes, Sequence[memoryview]]]
     cuts: list[tuple[Array, Patches, Array]]
-    draws: list[Draws] | None = None
+    draws: NDArray[np.float64] | None = None
     results: StackedColumns | None = None
     samples: list[Sample | None] | None = None
     done: int = 0

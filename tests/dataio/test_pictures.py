@@ -28,7 +28,8 @@ from dataio import (
     Workers,
 )
 from dataio.base.seeding import key, uniform
-from dataio.rows import jpeg
+from dataio.batch import fill
+from dataio.rows import at_once, jpeg
 from dataio.rows.decode import decode_image
 from dataio.rows.fields import Field, row_schema
 from dataio.rows.rows import make_rows
@@ -179,6 +180,28 @@ def test_without_the_library_no_byte_changes(tmp_path, expected, monkeypatch) ->
     monkeypatch.setattr(jpeg, "_THREAD", type(jpeg._THREAD)())
     with open_loader(single_world(), tmp_path) as loader:
         assert taken(loader) == expected
+
+
+def test_without_the_compiled_part_no_byte_changes(tmp_path, expected, monkeypatch) -> None:
+    monkeypatch.setattr(at_once, "library", lambda: None)
+    with open_loader(single_world(), tmp_path) as loader:
+        assert taken(loader) == expected
+
+
+def test_usual_pictures_are_not_decoded_one_by_one(tmp_path, expected, monkeypatch) -> None:
+    if at_once.library() is None or jpeg.turbojpeg() is None:
+        pytest.skip("the compiled part is not there")
+    kinds = set()
+
+    def counted(pictures, out, how, *args, **options):
+        kinds.add(type(how).__name__)
+        return decode_image(pictures, out, how, *args, **options)
+
+    monkeypatch.setattr(fill, "decode_image", counted)
+    monkeypatch.setattr(fill, "store_pixels", lambda *args, **options: pytest.fail("one by one"))
+    with open_loader(single_world(), tmp_path) as loader:
+        assert taken(loader) == expected
+    assert kinds == {"Mask"}
 
 
 def of_sizes(directory: Path, image: Size, mask: Size) -> str:

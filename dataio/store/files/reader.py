@@ -113,14 +113,20 @@ class RowReader:
 
     def extents(
         self, heap: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64]
-    ) -> list[memoryview]:
-        """View an extent for each row, in place."""
-        ends = {number: int(stop[heap == number].max()) for number in set(heap.tolist())}
-        mapped = {number: self.heap(number).view(end).data for number, end in ends.items()}
-        return [
+    ) -> tuple[list[memoryview], NDArray[np.uint64]]:
+        """View an extent for each row, in place; and its address, which is good as long as that."""
+        addresses = start.astype(np.uint64)
+        mapped = {}
+        for number in set(heap.tolist()):
+            is_its = heap == number
+            view = self.heap(number).view(int(stop[is_its].max()))
+            mapped[number] = view.data
+            addresses[is_its] += np.uint64(view.ctypes.data)
+        views = [
             mapped[number][a:b]
             for number, a, b in zip(heap.tolist(), start.tolist(), stop.tolist(), strict=True)
         ]
+        return views, addresses
 
     def close(self) -> None:
         """Let go of the mappings."""
@@ -168,7 +174,7 @@ class RowReader:
         if self.schema.variable:
             # A row's variable fields lie back to back: one piece.
             bounds = located.bounds
-            pieces.append(self.extents(located.heap, bounds[:, 0], bounds[:, -1]))
+            pieces.append(self.extents(located.heap, bounds[:, 0], bounds[:, -1])[0])
         hashed = map(xxhash.xxh3_64_intdigest if len(pieces) == 1 else _digest, *pieces)
         sums = np.fromiter(hashed, np.uint64, len(located.position))
         return bind_checksums(sums, located.sample_id)
