@@ -70,7 +70,8 @@ def _spack(project: dict[str, Any]) -> list[str]:
             below = re.search(r"python_version < '3\.(\d+)'", dependency)
             only = f', when="^python@:3.{int(below[1]) - 1}"' if below else when
             lines.append(run(spack + _spack_range(bounds), only))
-    return [*lines, '    depends_on("py-setuptools@77:", type="build")']
+    builds = ("c", "py-setuptools@77:")
+    return [*lines, *(f'    depends_on("{name}", type="build")' for name in builds)]
 
 
 def _spack_range(bounds: str) -> str:

@@ -36,5 +36,6 @@ class PyTonari(PythonPackage):
     depends_on("py-rich@13:", type=("build", "run"), when="+cli")
     depends_on("py-msgspec@0.19:0", type=("build", "run"), when="+cli")
     depends_on("py-scipy@1.12:1", type=("build", "run"), when="+cli")
+    depends_on("c", type="build")
     depends_on("py-setuptools@77:", type="build")
     # End of what was written.

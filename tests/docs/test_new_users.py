@@ -21,7 +21,8 @@ def test_the_page_lists_every_extra_and_the_wheel_of_this_version():
     listed = re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)
     assert {*listed} == {*PROJECT["optional-dependencies"]} - OURS
     wheels = set(re.findall(r"tonari-[\w.-]+\.whl", page))
-    assert wheels == {f"tonari-{PROJECT['version']}-py3-none-any.whl"}
+    start = f"tonari-{PROJECT['version']}-py3-none"
+    assert wheels == {f"{start}-any.whl", f"{start}-linux_x86_64.whl"}
     (least,) = re.findall(r"Python (\d\.\d+) or later\. It", page)
     assert PROJECT["requires-python"] == f">={least}"
 

@@ -1,12 +1,13 @@
 """What the wheel holds: the tree's packages as they lie there, and the examples below `tonari`."""
 
 import re
+import shutil
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.shipping.conftest import PACKAGES, ROOT, tracked
+from tests.shipping.conftest import PACKAGES, ROOT, build, tracked
 
 pytestmark = pytest.mark.thorough
 
@@ -29,10 +30,29 @@ def tree() -> dict[str, bytes]:
 
 def test_the_wheel_is_the_tree_file_by_file_and_byte_by_byte(files) -> None:
     shipped = {name: text for name, text in files.items() if ".dist-info/" not in name}
+    compiled = [name for name in shipped if name.endswith(".so")]
+    assert compiled == (["dataio/rows/_pictures.abi3.so"] if shutil.which("cc") else [])
+    shipped = {name: text for name, text in shipped.items() if name not in compiled}
     wanted = tree()
     assert shipped.keys() == wanted.keys()
     assert [name for name in wanted if shipped[name] != wanted[name]] == []
     assert len(wanted) > 600
+
+
+def test_a_wheel_is_made_for_all_machines_where_nothing_compiles(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (unpacked,) = (wheel.parent / "sdist").iterdir()
+    source = shutil.copytree(
+        unpacked, tmp_path / "source", ignore=shutil.ignore_patterns("build", "*.so")
+    )
+    monkeypatch.setenv("CC", "false")
+    made = build("wheel", source, tmp_path)
+    assert made.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(made) as archive:
+        assert not [name for name in archive.namelist() if name.endswith(".so")]
+    if shutil.which("cc"):
+        assert re.search(r"-py3-none-linux_\w+\.whl$", wheel.name)
 
 
 def test_tests_and_benchmarks_stay_out(files) -> None:
