@@ -5,8 +5,10 @@ say otherwise.
 
 Batches:
     ``wait_s`` blocked on batches and its percentiles ``wait_p50_s``, ``wait_p95_s``,
-    ``wait_p99_s``; ``queue_depth`` batches ready now; ``skipped_rows`` that became padding by
-    ``on_error``.
+    ``wait_p99_s``; the same by what was waited for, such as ``wait_decode_s`` and
+    ``wait_decode_p95_s``, for the causes that there were: ``source``, ``disk``, ``decode``,
+    ``copy``, ``transform``, ``processes``; ``queue_depth`` batches ready now; ``skipped_rows``
+    that became padding by ``on_error``.
 Ends of epochs:
     ``epoch_end_s`` between epochs, ``exchange_blocked_s`` of it waiting for partners,
     ``exchange_cpu_s`` of a core, ``exchange_overlap_fraction`` of the last epoch's arrivals in

@@ -5,6 +5,7 @@ does what only the loader's own thread may, `finish` closes. Threads that run th
 different rows; nothing else is shared but the list of bad rows.
 """
 
+import time
 from collections.abc import Mapping
 from typing import cast
 
@@ -48,6 +49,7 @@ class Assembler:
     Attributes:
         filler: Copies and decodes the fields.
         by_row: Whether rows are worked on one by one: only where that takes time.
+        looked_s: Seconds for which rows were made to see what the transform draws from.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Assembler:
             decoder=decoder,
         )
         self._forms: dict[str, Form | None] | None = None
+        self.looked_s = 0.0
         self.by_row = transform is not None or keep_samples or self.filler.decodes
 
     def prepare(self, work: BatchWork) -> BatchJob:
@@ -91,7 +94,9 @@ class Assembler:
             maker = "transform" if self._transform is not None else "decode"
             job.results = StackedColumns(self._ring, work.located.sample_id, maker=maker)
         if self._transform is not None:
+            started = time.perf_counter()
             self._look(job)
+            self.looked_s += time.perf_counter() - started
         return job
 
     def _look(self, job: BatchJob) -> None:
@@ -114,13 +119,19 @@ class Assembler:
             f"least {why}; look at the source"
         )
 
-    def run(self, job: BatchJob, start: int, stop: int) -> None:
-        """Fill the rows [start, stop); any thread may call it."""
-        start = max(start, job.done)
+    def run(self, job: BatchJob, start: int, stop: int) -> tuple[float, float]:
+        """Fill the rows [start, stop); any thread may call it.
+
+        Returns:
+            Seconds of filling fields, and of transforming.
+        """
+        start, began = max(start, job.done), time.perf_counter()
         if start < stop:
             self.filler.fill(job, start, stop)
-            if not job.here:
-                self._add_rows(job, start, stop, "free")
+        filled = time.perf_counter()
+        if start < stop and not job.here:
+            self._add_rows(job, start, stop, "free")
+        return filled - began, time.perf_counter() - filled
 
     def complete(self, job: BatchJob) -> None:
         """Transform what `run` has left to the loader's own thread; when all rows are filled."""

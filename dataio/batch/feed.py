@@ -149,6 +149,12 @@ class BatchFeed:
         self._delivery = delivery
         self._figures = figures
         self.take = take
+        self._awaited_s = 0.0
+
+    def _spent(self) -> dict[str, float]:
+        """Say what batches were blocked on, and what making them took: see `WaitCauses.add`."""
+        source_s = self._pool.streamed.wait_s + self._awaited_s
+        return {**self._gather.spent_s, "source": source_s}
 
     def training(self, plan: EpochPlan, steps: range, *, epoch: int) -> Iterator[Batch]:
         """Yield the training batches of some steps; amid staging, each when its rows are there.
@@ -163,8 +169,9 @@ class BatchFeed:
             if not self._pool.is_staging:
                 return plan.block(first_step, num_steps)
             # Rows come in as they are trained: what is not asked for yet is not waited for.
-            block = plan.block(first_step, 1)
+            block, started = plan.block(first_step, 1), time.perf_counter()
             self._pool.await_rows(block.slots[0])
+            self._awaited_s += time.perf_counter() - started
             return block
 
         return self.batches(pick, plan.order, steps, epoch=epoch)
@@ -189,7 +196,7 @@ class BatchFeed:
                 for step in run:
                     batch = _next(batches)
                     waited_s = time.perf_counter() - started
-                    self._figures.add_batch(waited_s, order.num_valid(step))
+                    self._figures.add_batch(waited_s, order.num_valid(step), self._spent)
                     delivered = time.perf_counter()
                     yield batch
                     started = time.perf_counter()

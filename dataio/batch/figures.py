@@ -5,7 +5,6 @@
 
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
@@ -14,16 +13,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.batch.waits import NOT_WORTH_S, WaitCauses, Waits
 from dataio.source import Source
 from dataio.world import World
 
 log = logging.getLogger(__name__)
-
-PER_DOUBLING = 8
-"""Buckets of a histogram for each doubling: percentiles are right within 7 %."""
-
-SHORTEST_S = 2.0**-20
-NUM_BUCKETS = 32 * PER_DOUBLING
 
 
 def check_metrics(path: Path) -> None:
@@ -55,30 +49,6 @@ def _append(path: Path, text: str) -> None:
         file.write(text)
 
 
-class Waits:
-    """A histogram of durations in constant memory, from a microsecond to an hour."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * NUM_BUCKETS
-        self.total_s = 0.0
-
-    def add(self, duration_s: float) -> None:
-        """Count one."""
-        self.total_s += duration_s
-        fraction, exponent = math.frexp(duration_s / SHORTEST_S)
-        place = (exponent - 1) * PER_DOUBLING + int((fraction - 0.5) * (2 * PER_DOUBLING))
-        self._counts[min(max(place, 0), NUM_BUCKETS - 1)] += 1
-
-    def percentile(self, percent: float) -> float:
-        """Seconds that this share of the durations stays below; 0 before the first."""
-        ends = np.cumsum(self._counts)
-        if ends[-1] == 0:
-            return 0.0
-        place = int(np.searchsorted(ends, math.ceil(ends[-1] * percent / 100)))
-        doubling, part = divmod(place, PER_DOUBLING)
-        return float(SHORTEST_S * 2**doubling * (1 + (part + 0.5) / PER_DOUBLING))
-
-
 @dataclass
 class Figures:
     """Totals since the loader was made."""
@@ -93,6 +63,7 @@ class Figures:
     exchange_cpu_s: float = 0.0
     exchange_overlap_fraction: float = 0.0
     waits: Waits = field(default_factory=Waits)
+    causes: WaitCauses = field(default_factory=WaitCauses)
     steps: Waits = field(default_factory=Waits)
     started: float = 0.0
     disk_bytes_before: int = field(default_factory=lambda: disk_bytes_read())
@@ -112,23 +83,30 @@ class Figures:
             name: value for name, value in vars(self).items() if isinstance(value, (int, float))
         }
         del stats["started"], stats["disk_bytes_before"], stats["padded"]
-        waits = self.waits
         disk = max(disk_bytes_read() - self.disk_bytes_before, 0)
         return stats | {
-            "wait_s": waits.total_s,
-            "wait_p50_s": waits.percentile(50),
-            "wait_p95_s": waits.percentile(95),
-            "wait_p99_s": waits.percentile(99),
+            **self.waits.to_stats("wait"),
+            **self.causes.to_stats(batches=self.batches),
             "samples_per_s": self.rows / (time.perf_counter() - self.started),
             "disk_bytes": disk,
             "page_cache_bytes": max(cache_bytes - disk, 0),
             "peer_bytes": self.exchanged_bytes + pulled_bytes,
         }
 
-    def add_batch(self, wait_s: float, rows: int) -> None:
-        """Count a batch that was waited for."""
+    def add_batch(
+        self, wait_s: float, rows: int, spent: Callable[[], Mapping[str, float]] = dict
+    ) -> None:
+        """Count a batch that was waited for.
+
+        Args:
+            wait_s: For so long.
+            rows: Its samples.
+            spent: Says what making batches took: see `WaitCauses.add`.
+        """
         self.started = self.started or time.perf_counter() - wait_s
         self.waits.add(wait_s)
+        if wait_s >= NOT_WORTH_S:
+            self.causes.add(wait_s, spent())
         self.batches += 1
         self.rows += rows
 

@@ -160,6 +160,7 @@ class Gather:
         )  # fmt: skip
         # Threads add to theirs, the caller's thread reads it; the lock guards it.
         self._inline_s = self._threads_s = 0.0
+        self._disk_s = self._fill_s = self._transform_s = 0.0
         self._threads_lock = threading.Lock()
         self._fetcher: Fetcher | None = None
         self._running: Prefetcher[Pending, Outcome] | None = None
@@ -233,9 +234,15 @@ class Gather:
 
     def _run_part(self, job: BatchJob, start: int, stop: int) -> None:
         started = time.perf_counter()
-        self._assembler.run(job, start, stop)
+        self._filled(job, start, stop)
         with self._threads_lock:
             self._threads_s += time.perf_counter() - started
+
+    def _filled(self, job: BatchJob, start: int, stop: int) -> None:
+        fill_s, transform_s = self._assembler.run(job, start, stop)
+        with self._threads_lock:
+            self._fill_s += fill_s
+            self._transform_s += transform_s
 
     @property
     def num_skipped(self) -> int:
@@ -251,6 +258,15 @@ class Gather:
     def busy_s(self) -> float:
         """Seconds spent on making batches: of several threads the mean; of processes nothing."""
         return self._inline_s + self._threads_s / max(self._num_threads, 1)
+
+    @property
+    def spent_s(self) -> dict[str, float]:
+        """Seconds by cause: see `WaitCauses.add`."""
+        fill = "decode" if self._assembler.filler.decodes else "copy"
+        transform_s = self._transform_s + self._assembler.looked_s
+        spent = {"disk": self._disk_s, fill: self._fill_s, "transform": transform_s}
+        # They do not say what they do: all that is left of a wait is theirs.
+        return spent if self._workers is None else spent | {"processes": time.perf_counter()}
 
     @property
     def ready(self) -> int:
@@ -280,7 +296,9 @@ class Gather:
         """Check a batch's rows, on the caller's thread: a repair reads the source."""
         work, located, reader = pending.work, pending.work.located, None
         if pending.fetch is not None:
+            started = time.perf_counter()
             fetched = pending.fetch.result(self._timeout_s)
+            self._disk_s += time.perf_counter() - started
             if not self._cuts:
                 located, reader = fetched.located, fetched.reader
             if self._workers is None:
@@ -301,7 +319,7 @@ class Gather:
             job = self._assembler.prepare(self._checked(pending).work)
         except NothingDecodesError:
             return self._padding(pending)
-        self._assembler.run(job, 0, len(pending.slot))
+        self._filled(job, 0, len(pending.slot))
         return self._taken(Unfinished(job, pending, self.shaper.plan()))
 
     def _padding(self, pending: Pending) -> Batch:
@@ -390,12 +408,16 @@ class Gather:
         return self._padding(made.pending) if isinstance(made, Undecodable) else made
 
     def _finish(self, job: BatchJob, pending: Pending, how: How) -> Batch | Undecodable:
+        started = time.perf_counter()
         self._assembler.complete(job)
         try:
             values, samples = self._values(job)
         except NothingDecodesError:
             return Undecodable(pending)
-        return self.shaper.batch(pending, how, values=values, samples=samples)
+        batch = self.shaper.batch(pending, how, values=values, samples=samples)
+        with self._threads_lock:
+            self._transform_s += time.perf_counter() - started
+        return batch
 
     def _values(self, job: BatchJob) -> tuple[dict[str, Value], list[Sample]]:
         """Give what a batch is put together of: values by field, or samples for a collate."""

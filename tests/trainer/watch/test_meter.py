@@ -10,7 +10,7 @@ from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.stand_ins import SetClock
 from tonari.trainer.mesh.place import place_of
 from tonari.trainer.watch import meter
-from tonari.trainer.watch.meter import Figures, Meter, combine_order_hashes
+from tonari.trainer.watch.meter import BY_CAUSE, Figures, Meter, combine_order_hashes
 
 MESH = (2, 2, 1, 1, 2)
 """Readers are ranks 0 and 2, scorers 4 and 6; each has a tp peer."""
@@ -34,7 +34,7 @@ def stats(replica: int) -> dict[str, float]:
     """Figures of a reader's loader; a replica's differ from another's."""
     return {
         "wait_s": 1.0 + replica, "staging_s": 5.0 - replica, "exchanged_rows": 10 + replica,
-        "exchange_blocked_s": 2.0 + replica,
+        "exchange_blocked_s": 2.0 + replica, "wait_decode_s": 0.5 + replica,
         "source_bytes": 100.0, "hidden_fraction": 0.2 + 0.2 * replica,
         "exchange_overlap_fraction": 1.0 - 0.5 * replica,
     }  # fmt: skip
@@ -65,7 +65,7 @@ def test_a_replica_counts_once_however_many_ranks_it_has(clock: SetClock) -> Non
             "loss": 1.5, "epoch_s": 10.0, "train_samples_per_s": 1.2, "wait_s": 2.0,
             "staging_s": 5.0, "exchanged_rows": 21, "source_bytes": 120,
             "hidden_fraction": pytest.approx(0.3), "exchange_overlap_fraction": 0.75,
-            "exchange_blocked_s": 3.0,
+            "exchange_blocked_s": 3.0, **dict.fromkeys(BY_CAUSE, 0.0), "wait_decode_s": 1.5,
         }  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def test_an_epoch_is_told_whole_whenever_it_was_interrupted(clock: SetClock) -> 
         "loss": pytest.approx((6 + 2 * 3 + 3 * 1) / 6), "epoch_s": 30.0, "wait_s": 6.0,
         "staging_s": 6.0, "train_samples_per_s": 4 * 2 * 6 / 30, "exchanged_rows": 42,
         "source_bytes": 54, "hidden_fraction": 0.25, "exchange_overlap_fraction": 0.5,
-        "exchange_blocked_s": 0.0,
+        "exchange_blocked_s": 0.0, **dict.fromkeys(BY_CAUSE, 0.0),
     }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.trainer.watch.test_meter import place
-from tonari.trainer.watch.totals import Totals, source_words, time_words
+from tonari.trainer.watch.totals import Totals, source_words, time_words, wait_words
 
 STATS = {
     "source_bytes": 1e6, "staging_bytes": 8e5, "staged_rows": 80, "rows": 200, "disk_bytes": 0.0,
@@ -84,3 +84,18 @@ def test_the_time_is_told_by_what_took_it() -> None:
     assert "1.0 s, 0.5 s of it for rows beyond the quota)" in time_words(
         found | {"window_wait_s": 0.5}, parts_s
     )
+
+
+def test_what_steps_waited_for_is_said_with_what_to_change() -> None:
+    parts_s = {"train_s": 100.0}
+    found = totals(
+        wait_s=40.0, wait_p95_s=0.25, wait_decode_s=30.0, wait_source_s=9.9, wait_disk_s=0.1
+    )
+    assert wait_words(found, parts_s) == (
+        "\nsteps waited for batches 40% of their time (decode 30.0 s, source 9.9 s; 19 of 20 waits "
+        "were shorter than 0.25 s): give it more threads ([data.workers] threads), or keep pixels "
+        "(decoded=True)"
+    )
+    assert "more room" in wait_words(found | {"wait_source_s": 90.0}, parts_s)
+    assert wait_words(found, {"train_s": 900.0}) == ""
+    assert wait_words(found | {"wait_s": 9.0}, {"train_s": 9.0}) == "", "too short to matter"

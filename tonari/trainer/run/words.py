@@ -10,7 +10,7 @@ from tonari.trainer.mesh.mesh import name_axes
 from tonari.trainer.mesh.place import Place
 from tonari.trainer.watch.metrics import Line
 from tonari.trainer.watch.parts import off_words
-from tonari.trainer.watch.totals import source_words, time_words
+from tonari.trainer.watch.totals import source_words, time_words, wait_words
 
 RESULTS = ("loss", "evaluation_loss", "accuracy")
 
@@ -88,7 +88,8 @@ def summary_words(summary: Summary, directory: str) -> str:
         f"{done} {summary.progress.epochs} epochs, {summary.progress.steps} steps on "
         f"{summary.num_replicas} replicas{_skipped_words(summary.progress.skipped)}"
         f"{_result_words(summary.last)}{hidden}\n"
-        f"{source_words(totals)}\n{time_words(totals, summary.parts_s)}\n"
+        f"{source_words(totals)}\n{time_words(totals, summary.parts_s)}"
+        f"{wait_words(totals, summary.parts_s)}\n"
         f"results in {directory}"
         + ("" if summary.finished else "; the same command goes on from here")
     )

@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dataio.batch.waits import CAUSES
 from dataio.world import World
 from tonari.trainer.mesh.place import Place
 
 SUMMED = ("exchanged_rows", "source_bytes")
-SLOWEST = ("wait_s", "staging_s", "exchange_blocked_s")
+BY_CAUSE = tuple(f"wait_{cause}_s" for cause in CAUSES)
+SLOWEST = ("wait_s", "staging_s", "exchange_blocked_s", *BY_CAUSE)
 SHARED = ("hidden_fraction", "exchange_overlap_fraction")
 """Figures that are means over the replicas."""
 
@@ -127,7 +129,8 @@ class Meter:
         gathered = world.allgather_array(row, doing="adding up the epoch's figures")
         *sums, num_replicas = gathered[:, :4].sum(axis=0).tolist()
         summed = ("loss_sum", "rows", "samples", "epoch_s", *SLOWEST, *SUMMED)
-        slowest_s, counts = gathered[:, 4:8].max(axis=0), gathered[:, 8:].sum(axis=0)
+        first = 5 + len(SLOWEST)
+        slowest_s, counts = gathered[:, 4:first].max(axis=0), gathered[:, first:].sum(axis=0)
         mine = [*sums, *slowest_s.tolist(), *counts[:2].tolist()]
         earlier = self._earlier
         return {

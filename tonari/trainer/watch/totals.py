@@ -5,13 +5,17 @@ from collections.abc import Mapping
 import numpy as np
 
 from dataio.base.sizes import format_bytes
+from dataio.batch.waits import CAUSES
 from dataio.world import World
 from tonari.trainer.mesh.place import Place
 
 SUMMED = (
     "source_bytes", "staging_bytes", "staged_rows", "rows", "disk_bytes", "page_cache_bytes"
 )  # fmt: skip
-SLOWEST = ("wait_s", "window_wait_s", "staging_s", "exchange_blocked_s")
+BY_CAUSE = {f"wait_{cause}_s": cause for cause in CAUSES}
+SLOWEST = (
+    "wait_s", "wait_p95_s", *BY_CAUSE, "window_wait_s", "staging_s", "exchange_blocked_s"
+)  # fmt: skip
 FIGURES = (*SUMMED, *SLOWEST)
 AS_MUCH = 0.95
 """Of a DataLoader's bytes: who reads more has saved nothing worth a word."""
@@ -90,6 +94,39 @@ def source_words(totals: Mapping[str, float]) -> str:
         return would
     why = "; staging pays from the second epoch on" if totals["epochs"] <= 1 else ""
     return f"{would}: nothing was saved{why}"
+
+
+CURES = {
+    "source": "stage all rows before training, give the cache more room, or look at the source",
+    "disk": "put the cache on a faster disk, or give the node's ranks fewer bytes than its memory",
+    "decode": "give it more threads ([data.workers] threads), or keep pixels (decoded=True)",
+    "copy": "put the cache on a faster disk or in memory, or keep fewer bytes of a row",
+    "transform": "give it more threads ([data.workers] threads), or make the transform cheaper",
+    "processes": "give it more processes, or make the transform cheaper",
+}
+NOTABLE, NOTABLE_S = 0.05, 10.0
+"""Of the time of steps, and in seconds: shorter waits are not worth a change."""
+
+
+def wait_words(totals: Mapping[str, float], parts_s: Mapping[str, float]) -> str:
+    """Say for what steps waited, and what to change; empty where they hardly did.
+
+    Args:
+        totals: As for `time_words`.
+        parts_s: As for `time_words`.
+    """
+    wait_s = totals["wait_s"]
+    if wait_s <= max(NOTABLE * parts_s["train_s"], NOTABLE_S):
+        return ""
+    found = sorted(((totals[name], cause) for name, cause in BY_CAUSE.items()), reverse=True)
+    parts = ", ".join(
+        f"{cause} {part_s:.1f} s" for part_s, cause in found if part_s > 0.01 * wait_s
+    )
+    share = wait_s / parts_s["train_s"]
+    return (
+        f"\nsteps waited for batches {share:.0%} of their time ({parts}; 19 of 20 waits were "
+        f"shorter than {totals['wait_p95_s']:.2g} s): {CURES[found[0][1]]}"
+    )
 
 
 def time_words(totals: Mapping[str, float], parts_s: Mapping[str, float]) -> str:
