@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from dataio import Reports
-from dataio.batch.figures import summarise
-from dataio.batch.waits import Waits
+from dataio.batch.figures import Waits, summarise
 from dataio.world import run_threads, single_world, thread_worlds
 from tests.dataio.loaders import make
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dataio import Image, Int, Loader, Reports, Staging, Workers
-from dataio.batch.waits import CAUSES, WaitCauses
+from dataio.batch.figures import CAUSES, WaitCauses
 from dataio.rows.decode import decode_image
 from dataio.store.pool import Pool
 from dataio.world import single_world

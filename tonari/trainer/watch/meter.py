@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dataio.batch.waits import CAUSES
+from dataio.batch.figures import CAUSES
 from dataio.world import World
 from tonari.trainer.mesh.place import Place
 

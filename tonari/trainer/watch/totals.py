@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dataio.base.sizes import format_bytes
-from dataio.batch.waits import CAUSES
+from dataio.batch.figures import CAUSES
 from dataio.world import World
 from tonari.trainer.mesh.place import Place
 
