@@ -22,7 +22,7 @@ from dataio.rows.views import Box, Size
 Pixels = NDArray[np.uint8]
 
 COLORS = {1: "GRAY", 3: "RGB", 4: "RGBA"}
-BLOCK = {"Gray": 8, "444": 8, "440": 8, "422": 16, "420": 16, "411": 32, "441": 8}
+BLOCK = {"Gray": 8, "444": 8, "440": 8, "422": 16, "420": 16, "411": 32}
 """Width in pixels of the units that a region can begin at, by the subsampling of colours."""
 
 NEIGHBOURS = 2
@@ -106,7 +106,10 @@ def jpeg_header(data: memoryview | Pixels) -> tuple[Size, str]:
     Raises:
         ValueError: If it has no sound header, or inks instead of colours.
     """
-    height, width, colors, subsampling = simplejpeg.decode_jpeg_header(data)
+    try:
+        height, width, colors, subsampling = simplejpeg.decode_jpeg_header(data)
+    except KeyError as error:
+        raise ValueError(f"subsampling of number {error} has no name") from error
     if colors not in ("Gray", "YCbCr", "RGB"):
         raise ValueError(f"colours are {colors}")
     return (height, width), subsampling

@@ -43,8 +43,8 @@ enum { NO_RESIZE, RESIZE, RESIZE_SHORT, RESIZE_LONG };
 enum { NO_CROP, CENTER_CROP, RANDOM_CROP, RANDOM_RESIZED_CROP, PAD };
 enum { DONE, LEFT, SKIPPED };
 
-/* Width in pixels of the units that a region can begin at: 444, 422, 420, gray, 440, 411, 441. */
-static const int BLOCK[] = {8, 16, 16, 8, 8, 32, 8};
+/* Width in pixels of the units that a region can begin at: 444, 422, 420, gray, 440, 411. */
+static const int BLOCK[] = {8, 16, 16, 8, 8, 32};
 
 /* How pictures are delivered: an `Image`, or what is left of one for pixels that were kept. */
 typedef struct {

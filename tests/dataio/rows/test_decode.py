@@ -1,5 +1,6 @@
 """Images decode to the pixels that Pillow sees, into the buffer that was given."""
 
+import base64
 import io
 
 import numpy as np
@@ -101,3 +102,22 @@ def test_an_untidy_or_cmyk_jpeg_still_decodes() -> None:
     inks = encoded(picture(32, 32).convert("CMYK"), "JPEG")
     expected = np.asarray(Image.open(io.BytesIO(inks)).convert("RGB")).astype(int)
     assert np.abs(decoded(inks, 32, 32, 3) - expected).max() <= 2
+
+
+TALL_COLOURS = (
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wCDEAAoABwAHgAjAB4AGQAoACMAIQAjAC0AKwAoADAAPABkAEEAPAA3ADcA"
+    "PAB7AFgAXQBJAGQAkQCAAJkAlgCPAIAAjACKAKAAtADmAMMAoACqANoArQCKAIwAyAERAMsA2gDuAPUBAgEEAQIA"
+    "mwDBARsBLwEYAPoBLADmAP0BAgD4/9sAQwErLS08NTx2QUF2+KWMpfj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4"
+    "+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4/8EAEQgACAAIAwEUAAIRAQMRAf/EABUAAQEAAAAAAAAAAAAAAAAAAAAD"
+    "/8QAFxABAQEBAAAAAAAAAAAAAAAAABECBP/EABQBAQAAAAAAAAAAAAAAAAAAAAP/xAAXEQADAQAAAAAAAAAAAAAA"
+    "AAAAAQID/9oADAMBAAIRAxEAPwC/Jq0ATphZn//Z"
+)
+"""A JPEG of 8 x 8 pixels with one colour for each four of a column, a rare subsampling (4:4:1)."""
+
+
+def test_a_jpeg_of_a_rare_subsampling_is_decoded() -> None:
+    data = base64.b64decode(TALL_COLOURS)
+    out = np.empty((8, 8, 3), np.uint8)
+    assert decode_image(memoryview(data), out, Declared("jpg"), where="here") == (8, 8)
+    with Image.open(io.BytesIO(data)) as image:
+        assert np.array_equal(out, np.asarray(image))

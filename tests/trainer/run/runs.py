@@ -12,6 +12,7 @@ from tonari.trainer.config.config import load_config
 from tonari.trainer.run.loop import train
 from tonari.trainer.run.step import Step, train_step
 from tonari.trainer.run.words import Summary
+from tonari.trainer.watch.meter import BY_CAUSE
 
 KAKURENBO = ("importance.kind=kakurenbo", "importance.fraction=0.5", "importance.tau=0")
 
@@ -20,7 +21,7 @@ MEASURED = {
     "tokens_per_s", "mfu",
     "epoch_s", "wait_s", "staging_s", "evaluation_s", "train_samples_per_s", "source_bytes",
     "samples_per_s", "wait_fraction", "exchange_overlap_fraction", "train_s", "exchange_s",
-    "epoch_end_s", "refresh_s", "checkpoint_s", "other_s", "measured_s",
+    "epoch_end_s", "refresh_s", "checkpoint_s", "other_s", "measured_s", *BY_CAUSE,
 }  # fmt: skip
 
 

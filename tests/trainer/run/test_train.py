@@ -17,6 +17,7 @@ from tonari import cli
 from tonari.trainer.checkpoint.export import read_checkpoint
 from tonari.trainer.run.schedule import learning_rate
 from tonari.trainer.run.step import Step, train_step
+from tonari.trainer.watch.meter import BY_CAUSE
 
 VARIANTS = {
     "full": (),
@@ -31,7 +32,7 @@ EPOCH_KEYS = {
     "kind", "epoch", "step", "loss", "accuracy", "epoch_s", "wait_s", "staging_s", "evaluation_s",
     "evaluation_loss", "train_samples_per_s", "lr", "hidden_fraction", "exchanged_rows",
     "exchange_overlap_fraction", "source_bytes", "order_hash", "train_s", "exchange_s",
-    "epoch_end_s", "refresh_s", "checkpoint_s", "other_s", "measured_s",
+    "epoch_end_s", "refresh_s", "checkpoint_s", "other_s", "measured_s", *BY_CAUSE,
 }  # fmt: skip
 
 
