@@ -99,9 +99,11 @@ class Remembered:
         sampling = replace(self.sampling, mine=group, place=0)
         selected, trained = self.others[group]
         seen = unpack_selection(trained).counts if trained else None
-        found = unpack_selection(selected)
+        found, weights = unpack_selection(selected), self.plan.selection.weights
+        if weights is not None:  # they are not kept where no row is visible
+            weights = np.ones(len(ids), np.float32) if found.weights is None else found.weights
         selection = replace(
-            self.plan.selection, hidden=found.hidden, weights=found.weights, counts=found.counts
+            self.plan.selection, hidden=found.hidden, weights=weights, counts=found.counts
         )
         width = np.array(sampling.replicas, np.int64)
         shown = np.add.reduceat(self.plan.dealt, np.cumsum(width) - width)

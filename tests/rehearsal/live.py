@@ -366,16 +366,16 @@ def check_counted(start: LiveStart, num_samples: int, epochs: int) -> None:
         optimizer.step()
         schedule.step()
     for epoch, ids in rows.items():
-        first, last = (_of_all(start, epoch, each[epoch]) for each in (first_group, last_group))
+        begun, last = (_of_all(start, epoch, each[epoch]) for each in (first_group, last_group))
         trained = Counter(ids)
         for sample_id, times in trained.items():
             assert times <= last.times[sample_id], f"epoch {epoch}: {sample_id} came {times} times"
         for sample_id in range(num_samples):
             # Hidden rows may come to fill the last steps
-            assert first.times[sample_id] <= last.times[sample_id], f"{sample_id} is hidden now"
-            if first.times[sample_id]:
-                assert first.weights[sample_id] == last.weights[sample_id], f"{sample_id} weighs"
-        assert first.lr_factor == last.lr_factor, f"epoch {epoch}: another rate"
+            assert begun.times[sample_id] <= last.times[sample_id], f"{sample_id} is hidden now"
+            if begun.times[sample_id]:
+                assert begun.weights[sample_id] == last.weights[sample_id], f"{sample_id} weighs"
+        assert begun.lr_factor == last.lr_factor, f"epoch {epoch}: another rate"
         missing = [each for each, times in last.times.items() if trained[each] != times]
         assert not (start.ends and missing), f"epoch {epoch}: {missing} did not come"
     if start.ends:
