@@ -171,17 +171,16 @@ def recall(
         )
     # The first rank of each node that was gives its rows; those of lost nodes, any.
     givers = {node: (rank, group) for rank, (node, group, _) in reversed(places.items())}
-    parts = [*givers.values()]
-    lost = {*range(next(iter(places.values()))[2])} - {group for _, group in parts}
-    turns = itertools.cycle(places)
-    parts += [(next(turns), group) for group in sorted(lost)]
+    num_groups = next(iter(places.values()))[2]
+    lost = {*range(num_groups)} - {group for _, group in givers.values()}
+    givers |= {node: (rank, node) for node, rank in zip(sorted(lost), itertools.cycle(places))}
     given = [
-        (number, partial(_part, mine, group, steps))
-        for number, (rank, group) in enumerate(parts) if rank == world.rank
+        (node, partial(_part, mine, group, steps))
+        for node, (rank, group) in givers.items() if rank == world.rank
     ]  # fmt: skip
-    num_laps = max(Counter(rank for rank, _ in parts).values())
+    num_laps = max(Counter(rank for rank, _ in givers.values()).values())
     return share_samples(
-        given, sample_id, dtype, num_parts=len(parts), num_laps=num_laps, world=world,
+        given, sample_id, dtype, num_parts=max(givers) + 1, num_laps=num_laps, world=world,
         num_samples=num_samples, tag=tag,
     )  # fmt: skip
 

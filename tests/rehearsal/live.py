@@ -16,6 +16,7 @@ from torch import nn
 
 from dataio import LiveJob, Loader, live
 from dataio.base.errors import DataioError
+from dataio.job.meeting import LeftOutError
 from tests.dataio.job.live_ranks import BATCH, make, samples
 from tests.faults.kill.job import outcome
 from tests.rehearsal.disks import Disks
@@ -265,7 +266,7 @@ class LiveStart:
             assert np.array_equal(scores[name][known], told[name][known]), f"others' {name}"
         if "wrong" in names:
             assert (scores["wrong"] <= scores["epoch"] + 1).all(), "reports count twice"
-        if not self.happened and pool.keeps_scores and loader.epoch:
+        if len(self.kept) == 1 and pool.keeps_scores and loader.epoch:
             assert known.all(), "scores are gone"
 
 
@@ -323,6 +324,8 @@ def check_ends(start: LiveStart) -> tuple[str, ...]:
     for rank, error in start.errors.items():
         # Whoever comes may find that the job has ended, or ends.
         came = rank >= sum(start.job.nodes) and not start.has_trained(rank)
+        # Or those that see its files late go on without it.
+        came |= isinstance(error, LeftOutError) and "late" in start.happened
         assert rank in start.disturbed or excused or came, (
             f"rank {rank} ended, nobody knows why: {error}"
         )
