@@ -434,9 +434,11 @@ class Loader:
         """
         if not self._hides:
             self.load_state_dict(state)
-            return
-        self._run.go_on(state, [each for one in remembered for each in one or ()])
-        self._run.ensure_running()
+        elif "hidden" not in state:  # no epoch has begun
+            self._run.choose(self._run.find_position(state), state=state)
+        else:
+            self._run.go_on(state, [each for one in remembered for each in one or ()])
+            self._run.ensure_running()
 
     @checked_call
     def save(self, path: str | os.PathLike[str]) -> None:

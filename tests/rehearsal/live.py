@@ -384,8 +384,8 @@ def check_counted(start: LiveStart, num_samples: int, epochs: int) -> None:
     if start.ends:
         assert sorted(rows) == [*range(epochs)], f"epochs {sorted(rows)} were trained"
     first = next(iter(start.ends.values()), [])
-    for rank, weights in start.ends.items():
-        for mine, its, known in zip(weights, first, model.state_dict().values(), strict=True):
+    for rank, ended in start.ends.items():
+        for mine, its, known in zip(ended, first, model.state_dict().values(), strict=True):
             assert torch.equal(mine, its), f"rank {rank} ends with other weights"
             assert mine.flatten().tolist() == pytest.approx(known.flatten().tolist(), rel=1e-9), (
                 f"rank {rank}: weights are not those of the steps that counted"

@@ -56,7 +56,7 @@ def report(loader: Loader, batch: Any) -> None:
 
 def train_until(loader: Loader, epoch: int, steps: int | None, *, saves: Path) -> Left:
     """Train up to a step of an epoch, its last one for None, save, and go on a little in vain."""
-    remembered, left = loader.remember(), []
+    remembered, left = loader.remember(), list[Left]()
 
     def note() -> None:
         loader.save(saves)
