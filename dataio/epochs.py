@@ -62,7 +62,8 @@ class Conductor:
             session.feedback.flush()
             if session.arguments.importance is not None:
                 session.reported.check(figures.rows, epoch=run.epoch)
-                run.end_remembered()
+                if run.remembered:
+                    run.remembered[-1].end()
 
             def agree(doing: str, exchange: Mapping[str, float] | None) -> None:
                 if exchange is not None:
@@ -205,7 +206,7 @@ class Conductor:
         if self.run.remembered and steps:
             session.feedback.flush()
             session.world.barrier(doing="take in reports")
-            self.run.end_remembered()
+            self.run.remembered[-1].end()
         for batch in feed.batches(order.even_block, order, steps, epoch=self.run.epoch):
             running.refresh_step += 1
             yield batch

@@ -252,8 +252,11 @@ class RunState:
         Raises:
             StateError: On all ranks, if what was saved of the rows is damaged, or of others.
         """
-        wanted = self._leave_for(position)
+        self.abandon()
+        self._go_to_samples_of(position)
         session = self.session
+        first_epoch = position.running.first_epoch
+        wanted = session.placements.sample_ids(position.epoch, first_epoch=first_epoch)
         node = load_part(
             saved, wanted, session.pool.scores.dtype, layout=session.layout, world=session.world,
             tag=session.lasting.first_tag,
@@ -281,7 +284,10 @@ class RunState:
             StateError: On all ranks, if none knows the rows; or if the state is of another run.
         """
         position = self.find_position(state)
-        wanted, session = self._leave_for(position), self.session
+        self.abandon()
+        self._go_to_samples_of(position)
+        session, first_epoch = self.session, position.running.first_epoch
+        wanted = session.placements.sample_ids(position.epoch, first_epoch=first_epoch)
         node = recall(
             remembered, Position.from_json(state), wanted, session.pool.scores.dtype,
             world=session.world, num_samples=session.layout.num_samples,
@@ -290,14 +296,6 @@ class RunState:
         self.state = Restored(position, node)
         self.epoch, self.step = position.epoch, position.running.steps
         self._after = _log_place_in(state)
-
-    def _leave_for(self, position: Position) -> NDArray[np.int64]:
-        """Leave what runs; find the samples of this node's slots at a position. Collective."""
-        self.abandon()
-        self._go_to_samples_of(position)
-        return self.session.placements.sample_ids(
-            position.epoch, first_epoch=position.running.first_epoch
-        )
 
     def count(self, state: Mapping[str, object]) -> None:
         """Take notice that a step counts, behind which `state_dict` gave this."""
@@ -308,14 +306,6 @@ class RunState:
             del self.remembered[:-1]
             last.scores, last.has_ended = self.session.pool.scores, False
             self.session.feedback.upto = int(str(state["step"]))
-
-    def end_remembered(self) -> None:
-        """Keep what this epoch's scores are before rows are refreshed, or moved. Collective.
-
-        On no rank before all of its node have written what was reported.
-        """
-        if self.remembered and not self.remembered[-1].has_ended:
-            self.remembered[-1].end()
 
     def ensure_running(self) -> Running:
         """Begin the epoch that is to begin, if none runs. Collective the first time.

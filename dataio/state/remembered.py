@@ -74,8 +74,9 @@ class Remembered:
         return begun == position
 
     def end(self) -> None:
-        """Keep the scores as they are: refreshed ones, and those of other rows, are to come."""
-        self.scores, self.has_ended = self.scores.copy(), True
+        """Keep the scores, before rows are refreshed or moved, once all of a node have written."""
+        if not self.has_ended:
+            self.scores, self.has_ended = self.scores.copy(), True
 
     def settle(self, steps: int) -> None:
         """Write what was reported of rows that some steps trained, and forget the rest."""
