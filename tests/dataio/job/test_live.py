@@ -165,6 +165,15 @@ def test_a_rank_that_lacks_the_sum_takes_over_what_the_others_have(tmp_path):
 
 @pytest.mark.multirank
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("place", ["forward", pytest.param("epoch", marks=pytest.mark.nightly)])
+def test_a_policy_goes_on(tmp_path, place):
+    faults = {"1": ["kill", place, 10 if place == "forward" else 2], "2": ["call", "stepped", 14]}
+    assert run(tmp_path, 3, faults, scores=True, units=[1]) == [0, -9, 0, 0]
+    assert check(tmp_path, 4, left=[0, 2, 3])[-1][0] == [0, 2, 3]
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("copies", [2, pytest.param(1, marks=pytest.mark.nightly)])
 def test_the_rows_of_a_lost_node_come_from_their_copies_also_under_ddp(tmp_path, copies):
     statuses = run(tmp_path, 3, kills("forward", 9, 1), wrapped=True, copies=copies)

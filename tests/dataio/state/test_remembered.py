@@ -84,8 +84,8 @@ def go_on(loader: Loader) -> Rest:
     pool = loader._session.pool
     ids, scores = pool.sample_ids.copy(), pool.scores.copy()
     hidden = ids[selection.hidden].tolist()
-    left = [] if loader.is_used_up() else loader
-    batches = [(batch["sample_id"].tolist(), batch["weight"].tolist()) for batch in left]
+    rest: Any = [] if loader.is_used_up() else loader
+    batches = [(batch["sample_id"].tolist(), batch["weight"].tolist()) for batch in rest]
     return Rest(hidden, loader.lr_factor, batches, ids, scores)
 
 
