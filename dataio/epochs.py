@@ -62,6 +62,8 @@ class Conductor:
             session.feedback.flush()
             if session.arguments.importance is not None:
                 session.reported.check(figures.rows, epoch=run.epoch)
+                if run.remembered:
+                    run.remembered[-1].end()
 
             def agree(doing: str, exchange: Mapping[str, float] | None) -> None:
                 if exchange is not None:
@@ -197,10 +199,14 @@ class Conductor:
         return Loop(self._iterations, self._refresh())
 
     def _refresh(self) -> Generator[Batch, None, None]:
-        feed, running = self.run.session.feed, self.run.running
+        session, running = self.run.session, self.run.running
+        feed, order = session.feed, running.refresh_order
         feed.stop()
-        order = running.refresh_order
         steps = range(running.refresh_step, order.steps)
+        if self.run.remembered and steps:
+            session.feedback.flush()
+            session.world.barrier(doing="take in reports")
+            self.run.remembered[-1].end()
         for batch in feed.batches(order.even_block, order, steps, epoch=self.run.epoch):
             running.refresh_step += 1
             yield batch

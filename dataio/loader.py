@@ -8,8 +8,9 @@ other ranks, but for the exchange's own messages.
 import dis
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -131,7 +132,8 @@ class Loader:
         self._owns_world = world is None
         session, rowlog = begin_training(arguments, self.world)
         self.needs_outcome = session.pool.needs_outcome
-        self.lost_with_ranks = "" if session.arguments.importance is None else "a policy's scores"
+        tiles, self._hides = session.lasting.tiles, session.arguments.importance is not None
+        self.lost_with_ranks = "tiles with a policy of importance" if tiles and self._hides else ""
         self.fields = session.fields
         self._epochs = Conductor(session, rowlog=rowlog)
         self._run = self._epochs.run
@@ -339,8 +341,9 @@ class Loader:
         check_report(batch, {"loss": loss, "correct": correct, "confidence": confidence})
         if self._session.pool.keeps_scores:
             self._session.feedback.add(
-                batch["slot"], batch["sample_id"], loss, correct, confidence, epoch=self.epoch
-            )
+                batch["slot"], batch["sample_id"], loss, correct, confidence, epoch=self.epoch,
+                step=self.step,
+            )  # fmt: skip
 
     @checked_call
     def evaluation(
@@ -404,6 +407,38 @@ class Loader:
         if self._session.pool.keeps_scores:
             warn_without_scores(position, num_hidden, rank=self.world.rank)
         self._run.choose(position, num_hidden=num_hidden, state=state)
+
+    def remember(self) -> Any:
+        """Remember from now on, as a policy hides rows, what `go_on` needs; for `dataio.live`.
+
+        Returns:
+            What outlives the loader, and changes as it goes on. None: without a policy.
+        """
+        if self._hides:
+            self._run.remembered = []
+        return self._run.remembered
+
+    def count(self, state: dict[str, object]) -> None:
+        """Take notice that a step counts, behind which `state_dict` gave this."""
+        self._run.count(state)
+
+    def go_on(self, state: dict[str, object], remembered: Sequence[Any]) -> None:
+        """Go on where other ranks stood, some of which are lost. Collective.
+
+        Args:
+            state: What `state_dict` gave there.
+            remembered: What `remember` gave on this rank, of the loaders before; None of some.
+
+        Raises:
+            StateError: As `load_state_dict`; and if no rank knows which rows the epoch hides.
+        """
+        if not self._hides:
+            self.load_state_dict(state)
+        elif "hidden" not in state:  # no epoch has begun
+            self._run.choose(self._run.find_position(state), state=state)
+        else:
+            self._run.go_on(state, [each for one in remembered for each in one or ()])
+            self._run.ensure_running()
 
     @checked_call
     def save(self, path: str | os.PathLike[str]) -> None:

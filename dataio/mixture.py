@@ -6,7 +6,7 @@ the loaders' own collective calls meet.
 
 import json
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +228,27 @@ class Mixture:
         Raises:
             StateError: If it is of other loaders, another seed or number of steps, or damaged.
         """
+        self._load(state, lambda name, each: self.loaders[name].load_state_dict(each))
+
+    def remember(self) -> Any:
+        """As `Loader.remember`."""
+        return {name: loader.remember() for name, loader in self.loaders.items()}
+
+    def count(self, state: Mapping[str, Any]) -> None:
+        """As `Loader.count`."""
+        for name, loader in self.loaders.items():
+            loader.count(state["loaders"][name])
+
+    def go_on(self, state: Mapping[str, object], remembered: Sequence[Any]) -> None:
+        """As `Loader.go_on`."""
+        self._load(
+            state,
+            lambda name, each: self.loaders[name].go_on(each, [one[name] for one in remembered]),
+        )
+
+    def _load(
+        self, state: Mapping[str, object], load: Callable[[str, dict[str, object]], None]
+    ) -> None:
         states = state.get("loaders")
         if not isinstance(states, dict) or set(states) != set(self.loaders):
             raise StateError(
@@ -237,8 +258,8 @@ class Mixture:
         self._check(state)
         check_signed(state)
         self._open.clear()
-        for name, loader in self.loaders.items():
-            loader.load_state_dict(states[name])
+        for name in self.loaders:
+            load(name, states[name])
         self._go_to(state)
 
     def _check(self, state: Mapping[str, object]) -> None:

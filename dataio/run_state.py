@@ -7,7 +7,7 @@ Whatever the state, the run may be left for a position that was chosen or restor
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ from dataio.plan.replay import groups_of, trained_samples, trained_slots
 from dataio.plan.segment import Position, Segment
 from dataio.rowlog.log import RowLog
 from dataio.source.base import costs_of
+from dataio.state.remembered import Packed, Remembered, pack, recall
 from dataio.state.resume import check_num_hidden, load_part, trained_before
 from dataio.state.saves import CURE
 from dataio.state.snapshot import NodeSnapshot, Saved
@@ -64,12 +65,12 @@ class Restored:
     Attributes:
         position: Where it is to go on.
         node: What was saved of this node's rows.
-        figures: The epoch's line up to there.
+        figures: The epoch's line up to there; None: it begins anew.
     """
 
     position: Position
     node: NodeSnapshot
-    figures: dict[str, float]
+    figures: dict[str, float] | None = None
 
 
 @dataclass
@@ -109,6 +110,8 @@ class RunState:
         lr_factor: What the policy multiplies the learning rate by in it.
         num_epochs: Length of the run; None: nobody said.
         session: What it is carried out with: another one as the dataset grows.
+        remembered: Epochs since the last step that counts, where others are to go on from it; None:
+            nobody is to.
     """
 
     state: New | Repositioned | Restored | Running
@@ -123,6 +126,7 @@ class RunState:
         self.epoch = self.step = 0
         self.lr_factor = 1.0
         self.num_epochs: int | None = None
+        self.remembered: list[Remembered] | None = None
         # Where the log of rows has what the next attempt goes on from; () where it has not.
         self._after: tuple[str, int, int] | tuple[()] | None = None
 
@@ -268,6 +272,40 @@ class RunState:
         together(session.world, check, doing="compare the saved rows")
         self.state = Restored(position, node, saved.figures)
         self._after = _log_place_in(saved.state)
+
+    def go_on(self, state: dict[str, object], remembered: Sequence[Remembered]) -> None:
+        """Go on from a step that counts, on the ranks that are left, and that come. Collective.
+
+        Args:
+            state: What `state_dict` gave there.
+            remembered: By this rank, of loaders before this one.
+
+        Raises:
+            StateError: On all ranks, if none knows the rows; or if the state is of another run.
+        """
+        position = self.find_position(state)
+        self.abandon()
+        self._go_to_samples_of(position)
+        session, first_epoch = self.session, position.running.first_epoch
+        wanted = session.placements.sample_ids(position.epoch, first_epoch=first_epoch)
+        node = recall(
+            remembered, Position.from_json(state), wanted, session.pool.scores.dtype,
+            world=session.world, num_samples=session.layout.num_samples,
+            tag=session.lasting.first_tag,
+        )  # fmt: skip
+        self.state = Restored(position, node)
+        self.epoch, self.step = position.epoch, position.running.steps
+        self._after = _log_place_in(state)
+
+    def count(self, state: Mapping[str, object]) -> None:
+        """Take notice that a step counts, behind which `state_dict` gave this."""
+        if not self.remembered:
+            return
+        epoch, last = state["epoch"], self.remembered[-1]
+        if last.position.epoch == epoch:
+            del self.remembered[:-1]
+            last.scores, last.has_ended = self.session.pool.scores, False
+            self.session.feedback.upto = int(str(state["step"]))
 
     def ensure_running(self) -> Running:
         """Begin the epoch that is to begin, if none runs. Collective the first time.
@@ -416,7 +454,48 @@ class RunState:
             restored=node.selection if node is not None else None,
             seen=seen,
         )
+        if self.remembered is not None:
+            self._remember(self.remembered, position, plan, seen)
         return Running(position, plan, refresh_order, seen, position.refresh_step)
+
+    def _remember(
+        self, remembered: list[Remembered], position: Position, plan: EpochPlan,
+        seen: NDArray[np.int64] | None,
+    ) -> None:  # fmt: skip
+        """Send all ranks what this epoch selected, and remember it. Collective."""
+        session, first_epoch = self.session, position.running.first_epoch
+        sampling, world, placements = session.sampling, session.world, session.placements
+        others: list[Packed] = []
+        if len(sampling.sizes) > 1:
+            leads = world.rank == world.rank_of_replica(sampling.leader)
+            mine = pack(plan.selection, seen, sampling.num_rows) if leads else (b"", b"")
+            parts = [world.allgather(data, doing="send what is selected") for data in mine]
+            leaders = [world.rank_of_replica(int(each)) for each in sampling.leaders]
+            others = [(parts[0][rank], parts[1][rank]) for rank in leaders]
+
+        def sample_ids(group: int) -> NDArray[np.int64]:
+            return replace(placements, node=group).sample_ids(
+                position.epoch, first_epoch=first_epoch
+            )
+
+        session.feedback.upto = position.running.steps
+        remembered.append(
+            Remembered(
+                position,
+                world.node,
+                sampling,
+                plan,
+                seen,
+                session.pool.scores,
+                session.feedback,
+                others,
+                sample_ids,
+                session.arguments.seed,
+                session.arguments.drop_last,
+                costs_of(session.source),
+                session.exclusion,
+            )
+        )
 
     def _enter(self, running: Running, restored: Restored | None) -> None:
         position, tiles = running.position, self.session.lasting.tiles

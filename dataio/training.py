@@ -16,6 +16,7 @@ from dataio.arguments import (
     check_policy,
     find_device,
 )
+from dataio.base.errors import OtherDatasetError
 from dataio.base.filesystem import cache_directory
 from dataio.base.seeding import ORDER_VERSION, digest
 from dataio.batch.feed import BatchFeed, DeviceDelivery
@@ -284,6 +285,17 @@ def begin_training(arguments: Arguments, world: World) -> tuple[TrainingSession,
         ValueError: If an argument does not go with the source, or the world.
         DataioError: If the source or the cache cannot be used.
     """
+    tiled = any(getattr(field, "tiles", None) for field in arguments.fields.values())
+    try:
+        return _begin(arguments, world)
+    except OtherDatasetError as error:
+        if tiled or not error.on_all_ranks:
+            raise
+    # Shards that another job has staged may have come since they were listed.
+    return _begin(arguments, world)
+
+
+def _begin(arguments: Arguments, world: World) -> tuple[TrainingSession, RowLog | None]:
     root = cache_directory(os.fspath(arguments.cache.path), read_only=True)
     tiles: TileRanks | None = None
     everyone = world

@@ -17,7 +17,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -46,7 +46,11 @@ class KeepsPlace(Protocol):
 
     def state_dict(self) -> dict[str, object]: ...
 
-    def load_state_dict(self, state: dict[str, object]) -> None: ...
+    def remember(self) -> Any: ...
+
+    def count(self, state: dict[str, object]) -> None: ...
+
+    def go_on(self, state: dict[str, object], remembered: Sequence[Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -84,16 +88,18 @@ class LiveJob:
         noting_groups: Within it process groups beside the default one are to be made: waits in
             them end too when ranks are lost.
         leave: Leaves the job: the others go on. Raises SystemExit, with status 0.
+        remembered: By this rank of the loaders since the last step that counts.
     """
 
     def __init__(
         self, world: World, ranks: tuple[int, ...], counted: Counted | None,
         *, num_began: int = 0, noting_groups: Noting = contextlib.nullcontext,
         after_step: Callable[[], None] = lambda: None, leave: Callable[[], None] = lambda: None,
+        remembered: Sequence[Any] = (),
     ) -> None:  # fmt: skip
         self.world, self.ranks, self.noting_groups = world, ranks, noting_groups
         self.num_began, self.leave, self._after_step = num_began, leave, after_step
-        self.counted = counted
+        self.counted, self.remembered = counted, [*remembered]
         self._loader: KeepsPlace | None = None
         self._objects: dict[str, Any] = {}
 
@@ -106,7 +112,6 @@ class LiveJob:
 
         Args:
             loader: Made in this call, and not iterated yet; or a `dataio.Mixture`, with ``steps``.
-                Without a policy of importance.
             part: Which part of the weights this rank has; ranks of one part have the same.
             objects: Modules, optimizers, schedulers and others with ``state_dict`` and
                 ``load_state_dict``, made in this call as in the one before.
@@ -120,8 +125,10 @@ class LiveJob:
         if loader.lost_with_ranks:
             raise WorldError(
                 f"live: the loader has {loader.lost_with_ranks}, which would be lost with a rank; "
-                "leave importance= out, give a Mixture steps=, or train without live"
+                "leave them out, give a Mixture steps=, or train without live"
             )
+        before, its = tuple(self.remembered), loader.remember()
+        self.remembered.append(its)
         self._loader, self._objects = loader, objects
         mine = json.dumps([self.number, part]).encode()
         said = self.world.allgather(mine, doing="comparing counted steps")
@@ -135,7 +142,7 @@ class LiveJob:
             state = self._take_over(state, _find_donors(lack, found, most=most))
         for name, its in objects.items():
             its.load_state_dict(_spread(its, state[name]))
-        loader.load_state_dict(state["loader"])
+        loader.go_on(state["loader"], before)
         torch.set_rng_state(state["random"])
         self._count(most, state["loader"])
         return True
@@ -165,6 +172,9 @@ class LiveJob:
             place: Where the loader stands behind it, by its ``state_dict``.
         """
         self._count(self.number + 1, place)
+        if self._loader is not None:
+            self._loader.count(place)
+        del self.remembered[:-1]
 
     def average(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Average the gradients of all ranks; None counts as zeros. Collective."""
@@ -303,6 +313,7 @@ def live(
     )
     with _handling_sigterm(generations.ask_to_leave), contextlib.closing(generations):
         world, counted = generations.first(), None
+        remembered: list[Any] = []
         results: list[Result] = []
         stuck_at: tuple[tuple[int, ...], int] = (), -1
         num_in_vain = 0
@@ -311,8 +322,10 @@ def live(
                 world, generations.ranks, counted, num_began=generations.num_began,
                 noting_groups=generations.sockets.noting,
                 after_step=generations.leave_if_asked, leave=generations.leave,
+                remembered=remembered,
             )  # fmt: skip
-            counted = None  # it holds the model of the call before
+            # They hold the model and the rows of the call before.
+            counted, remembered = None, []
             if generations.why:
                 log.warning(
                     "[rank %d] live: ranks %s go on from step %d (%s)",
@@ -323,7 +336,7 @@ def live(
                 results = [train(job)]
                 return generations.end(world, results[0])
             except Exception as error:
-                counted = job.counted
+                counted, remembered = job.counted, job.remembered
                 if not generations.are_lost(error):
                     generations.fail(error, has_state=counted is not None)
                     raise

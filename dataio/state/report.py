@@ -4,6 +4,7 @@ Where a policy goes by losses, the ranks ask once an epoch whether the rows were
 """
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ class _Report:
         sent: float64[len(names), batch], in pinned memory; None if all was at hand.
         done: When it is there.
         epoch: The running epoch.
+        step: Batches of it that were delivered.
     """
 
     at_hand: Mapping[str, _Values]
@@ -79,6 +81,7 @@ class _Report:
     sent: torch.Tensor | None
     done: torch.cuda.Event | None
     epoch: int
+    step: int
 
     def is_there(self) -> bool:
         return self.done is None or bool(self.done.query())  # type: ignore[no-untyped-call]
@@ -111,7 +114,11 @@ class Feedback:
     Attributes:
         num_rows: Rows whose reports were written or lost.
         num_lost: Rows whose reports were lost.
+        upto: Step up to which reports are written before a `flush`: under `dataio.live` the last
+            that counts, as others are dealt again.
     """
+
+    upto = math.inf
 
     def __init__(self, scores: Scores, held: HeldIds, *, rank: int = 0, num_lost: int = 0) -> None:
         self._scores = scores
@@ -129,6 +136,7 @@ class Feedback:
         confidence: torch.Tensor | None,
         *,
         epoch: int,
+        step: int = 0,
     ) -> None:
         """Take in a batch's report, but for padding; a loss of nan is as inf, such a confidence 0.
 
@@ -141,6 +149,7 @@ class Feedback:
             correct: bool[batch]; None: it was not computed.
             confidence: float[batch], in [0, 1]; None: it was not computed.
             epoch: The running epoch.
+            step: Batches of it that were delivered.
         """
         given = {
             "slot": slots, "sample_id": sample_ids, "loss": loss, "correct": correct,
@@ -152,9 +161,10 @@ class Feedback:
         # The caller may write over its tensors before the report is written.
         at_hand = {name: value.copy() for name, value in at_hand.items()}
         sent, done = _send(list(away.values())) if away else (None, None)
-        self._under_way.append(_Report(at_hand, tuple(away), sent, done, epoch))
+        self._under_way.append(_Report(at_hand, tuple(away), sent, done, epoch, step))
         if len(self._under_way) % STEPS_AT_ONCE == 0:
-            self._write(list(takewhile(_Report.is_there, self._under_way)))
+            whole = takewhile(lambda one: one.step <= self.upto and one.is_there(), self._under_way)
+            self._write(list(whole))
 
     def flush(self) -> None:
         """Write all that was reported. Blocks until the device has computed it."""
@@ -163,6 +173,26 @@ class Feedback:
     def forget(self) -> None:
         """Drop what was not written yet. Waits for nothing."""
         self._under_way.clear()
+
+    def settle(
+        self, scores: Scores, ids: NDArray[np.int64], trained: NDArray[np.bool_], *, epoch: int
+    ) -> None:
+        """Write what was reported of an epoch's trained rows into scores, and forget the rest.
+
+        The pool may be closed.
+
+        Args:
+            scores: scores[num_slots].
+            ids: int64[num_slots]: What the slots held.
+            trained: bool[num_slots]: Whether a step that counts trained the row in the epoch.
+            epoch: The epoch.
+        """
+        self._scores, self._held = scores, ids.__getitem__
+        self._under_way = deque(
+            one for one in self._under_way
+            if one.epoch == epoch and trained[(slot := one.values()["slot"])[slot >= 0]].all()
+        )  # fmt: skip
+        self.flush()
 
     def _write(self, reports: list[_Report]) -> None:
         """Write the first reports under way, those of one epoch and the same columns at once."""

@@ -6,7 +6,7 @@ taken for one.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,9 @@ COUNTS = ("count", "before", "now")
 
 SUM_BYTES = 8
 """Of the checksum, with which a table's file ends."""
+
+Part = tuple[NDArray[np.void], dict[str, Any]]
+"""A node's rows, and what was selected of all."""
 
 
 def _row_dtype(scores: np.dtype[np.void]) -> np.dtype[np.void]:
@@ -186,8 +189,7 @@ def load_samples(
 ) -> NodeSnapshot:
     """Read what any node saved of some samples, as another layout needs it. Collective.
 
-    Each file is read by one rank; its rows go by way of the ranks that keep the index of their
-    samples. Where every node holds all rows, the report of the latest epoch counts.
+    Each file is read by one rank, and a lap reads one file on every rank: memory stays small.
 
     Args:
         saved: What was saved.
@@ -200,19 +202,55 @@ def load_samples(
     Raises:
         StateError: On all ranks, if any part is missing, damaged, or of another save.
     """
-    rank, size, num_nodes = world.rank, world.world_size, len(saved.nodes)
+    num_nodes, size = len(saved.nodes), world.world_size
+    mine = range(world.rank, num_nodes, size)
+    return share_samples(
+        [(node, partial(_read_rows, saved, node, dtype)) for node in mine], sample_id, dtype,
+        num_parts=num_nodes, num_laps=-(-num_nodes // size), world=world,
+        num_samples=num_samples, tag=tag,
+    )  # fmt: skip
+
+
+def share_samples(
+    given: Sequence[tuple[int, Callable[[], Part]]],
+    sample_id: NDArray[np.int64],
+    dtype: np.dtype[np.void],
+    *,
+    num_parts: int,
+    num_laps: int,
+    world: World,
+    num_samples: int,
+    tag: int,
+) -> NodeSnapshot:
+    """Bring what ranks know of samples to those that need it. Collective.
+
+    Rows go by way of the ranks that keep the index of their samples. Where several parts have a
+    row, as where every node holds all, the report of the latest epoch counts.
+
+    Args:
+        given: The number of each part that this rank gives, and what reads it.
+        sample_id: int64[num_slots]: The samples that it needs, slot by slot.
+        dtype: The score columns that are wanted.
+        num_parts: Of all ranks.
+        num_laps: Parts of the rank that gives most.
+        world: All ranks.
+        num_samples: Of the dataset.
+        tag: Of the messages.
+
+    Raises:
+        StateError: On all ranks, if any part cannot be read.
+    """
+    rank, size = world.rank, world.world_size
     first, stop = (-(-part * num_samples // size) for part in (rank, rank + 1))
     index = _unsaved(np.arange(first, stop), dtype)
     meta: dict[str, Any] = {}
-    # A lap reads one file on every rank: in the order of the files, and memory stays small.
-    for lap in range(0, num_nodes, size):
-        node = lap + rank
+    for lap in range(num_laps):
         rows = index[:0]
-        mine = range(node, num_nodes)[:1]
-        read = together(world, partial(_read_each, saved, mine, dtype), doing="read what was saved")
+        mine = given[lap : lap + 1]
+        read = together(world, partial(_read_each, mine), doing="read what was saved")
         if read:
             rows, meta = read[0]
-            _take_turns(rows, node, num_nodes)
+            _take_turns(rows, mine[0][0], num_parts)
         order = np.argsort(rows["sample_id"], kind="stable")
         leaving = by_keeper(world, rows["sample_id"][order], num_samples, rows[order])
         for theirs in all_to_all(world, leaving, tag=tag, doing="send what was saved"):
@@ -224,9 +262,10 @@ def load_samples(
     answered = all_to_all(world, answers, tag=tag, doing="answer what was saved")
     ours = np.empty(len(sample_id), index.dtype)
     ours[order] = np.concatenate(answered)
-    # Any file's: rank 0 has read one.
-    all_meta = world.allgather(json.dumps(meta).encode(), doing="send what was selected")
-    return _from_rows(ours, json.loads(all_meta[0]))
+    all_meta = map(
+        json.loads, world.allgather(json.dumps(meta).encode(), doing="send what was selected")
+    )
+    return _from_rows(ours, next(filter(None, all_meta)))
 
 
 def load_scores(path: Path) -> Scores:
@@ -308,15 +347,11 @@ def _take_in(index: NDArray[np.void], theirs: NDArray[np.void], first: int) -> N
     index[places] = found
 
 
-def _read_each(
-    saved: Saved, nodes: Sequence[int], dtype: np.dtype[np.void]
-) -> list[tuple[NDArray[np.void], dict[str, Any]]]:
-    return [_read_rows(saved, node, dtype) for node in nodes]
+def _read_each(parts: Sequence[tuple[int, Callable[[], Part]]]) -> list[Part]:
+    return [read() for _, read in parts]
 
 
-def _read_rows(
-    saved: Saved, node: int, dtype: np.dtype[np.void]
-) -> tuple[NDArray[np.void], dict[str, Any]]:
+def _read_rows(saved: Saved, node: int, dtype: np.dtype[np.void]) -> Part:
     table = _read_table(saved, node)
     rows = np.zeros(table.num_rows, _row_dtype(dtype))
     rows["scores"] = unscored(len(rows), dtype)
@@ -371,10 +406,39 @@ def _from_rows(rows: NDArray[np.void], meta: dict[str, Any]) -> NodeSnapshot:
     )
 
 
-def _to_table(node: NodeSnapshot) -> pa.Table:
+def rows_of(node: NodeSnapshot) -> Part:
+    """Say of a node's rows in memory what a file would."""
+    rows = np.zeros(len(node.sample_id), _row_dtype(node.scores.dtype))
+    rows["sample_id"], rows["scores"], rows["weight"], rows["count"] = (
+        node.sample_id, node.scores, 1, 1,
+    )  # fmt: skip
+    rows["hidden_place"] = _hidden_places(node)
+    if node.selection.weights is not None:
+        rows["weight"] = node.selection.weights
+    if node.selection.counts is not None:
+        rows["count"] = node.selection.counts
+    rows["before"], rows["now"] = node.before, node.now
+    return rows, _meta_of(node.selection)
+
+
+def _hidden_places(node: NodeSnapshot) -> NDArray[np.int64]:
     place = np.full(len(node.sample_id), -1, np.int64)
     place[node.selection.hidden] = np.arange(len(node.selection.hidden))
-    weights = node.selection.weights
+    return place
+
+
+def _meta_of(selection: Selection) -> dict[str, Any]:
+    meta = {
+        "weighted": selection.weights is not None,
+        "lr_factor": selection.lr_factor,
+        "top_up": selection.top_up,
+        "figures": dict(selection.figures),
+    }
+    return meta if selection.counts is None else {**meta, "counted": True}
+
+
+def _to_table(node: NodeSnapshot) -> pa.Table:
+    place, weights = _hidden_places(node), node.selection.weights
     columns: dict[str, NDArray[np.generic] | pa.Array] = {
         "sample_id": node.sample_id, "hidden_place": place,
     }  # fmt: skip
@@ -384,15 +448,8 @@ def _to_table(node: NodeSnapshot) -> pa.Table:
     columns["trained"] = np.where(node.now > 0, 2, node.before > 0).astype(np.uint8)
     if node.selection.counts is not None:
         columns |= zip(COUNTS, (node.selection.counts, node.before, node.now), strict=True)
-    meta = {
-        "weighted": weights is not None,
-        "lr_factor": node.selection.lr_factor,
-        "top_up": node.selection.top_up,
-        "figures": dict(node.selection.figures),
-    }
-    if node.selection.counts is not None:
-        meta["counted"] = True
-    return pa.table(columns).replace_schema_metadata({"selection": json.dumps(meta)})
+    selection = json.dumps(_meta_of(node.selection))
+    return pa.table(columns).replace_schema_metadata({"selection": selection})
 
 
 def _array(values: NDArray[np.generic]) -> NDArray[np.generic] | pa.Array:

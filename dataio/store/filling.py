@@ -226,19 +226,29 @@ class Filling:
         cache, world = self._cache, self._world
         slots, ids = missing.slots, missing.sample_ids
         positions = cache.log.space.set_aside(len(slots))
-        pieces: list[StagingPiece] = []
         row_bytes = cache.schema.fixed_bytes + guess_variable_bytes(self._source, cache.schema)
         least_rows = -(-LEAST_PART_BYTES // max(row_bytes, 1)) if len(groups) > 1 else 1
-        for number, (start, stop) in enumerate(groups):
-            rows = slice(*np.searchsorted(slots, [start, stop]).tolist())
-            pieces += plan_pieces(
-                StagingPiece(number, slots[rows], ids[rows], positions[rows]),
-                shard_starts=self._source.shard_starts,
-                local_rank=world.local_rank,
-                local_size=world.local_size,
-                num_readers=self._readers,
-                least_rows=least_rows,
-            )
+
+        def pieces_of(local_rank: int) -> list[StagingPiece]:
+            pieces: list[StagingPiece] = []
+            for number, (start, stop) in enumerate(groups):
+                rows = slice(*np.searchsorted(slots, [start, stop]).tolist())
+                pieces += plan_pieces(
+                    StagingPiece(number, slots[rows], ids[rows], positions[rows]),
+                    shard_starts=self._source.shard_starts,
+                    local_rank=local_rank,
+                    local_size=world.local_size,
+                    num_readers=self._readers,
+                    least_rows=least_rows,
+                )
+            return pieces
+
+        def stagers(lacking: NDArray[np.int64]) -> list[int]:
+            return [
+                rank for local, rank in enumerate(world.topology.ranks_of_node[world.node])
+                if any(np.isin(lacking, piece.slots).any() for piece in pieces_of(local))
+            ]  # fmt: skip
+
         limit = (
             Throttle(str(cache.directory / LIMIT_NAME), bytes_per_s=self._bandwidth)
             if self._bandwidth
@@ -248,10 +258,11 @@ class Filling:
             self._source,
             self._fields,
             cache,
-            pieces,
+            pieces_of(world.local_rank),
             num_groups=len(groups),
             num_readers=self._readers,
             limit=limit,
+            stagers=stagers,
         )
 
     def _drive(self, staging: StagingRun, *, num_groups: int, alone: bool = False) -> None:

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from dataio.base.errors import CacheBusyError, CacheError, CacheStagingError
+from dataio.base.errors import (
+    CacheBusyError,
+    CacheError,
+    CacheStagingError,
+    OtherDatasetError,
+)
 from dataio.base.filesystem import cache_directory, filesystem_of
 from dataio.base.own import distrust
 from dataio.rows.fields import Field, declarations, row_schema
@@ -74,17 +79,27 @@ def open_cache(rows: NodeRows) -> tuple[Cache, Budget | None]:
 
     Raises:
         QuotaError: If the quota is too small on any node.
+        OtherDatasetError: On all ranks where the source grows, if a cache is another's.
         CacheError: If the cache cannot be used; see `prepare`.
     """
     wanted, world = _wanted(rows), rows.world
     leader = world.topology.ranks_of_node[world.node][0]
     patience = _Patience(world)
-    cache = None
+    cache, other = None, b""
     while True:
         if world.rank == leader and cache is None:
-            cache = patience.try_for(wanted.choose)
-        chosen = b"" if cache is None else _described(cache)
+            try:
+                cache = patience.try_for(wanted.choose)
+            except OtherDatasetError as error:
+                if not wanted.identity.prefixes:
+                    raise
+                other = b"!" + str(error).encode()
+        chosen = other if cache is None else _described(cache)
         everyone = world.allgather(chosen, doing="open the caches")
+        if others := [each[1:].decode() for each in everyone if each[:1] == b"!"]:
+            if cache is not None:
+                cache.close()
+            raise OtherDatasetError(others[0], on_all_ranks=True)
         # Ranks that wait meet now and then: none takes another for lost.
         if all(everyone[ranks[0]] for ranks in world.topology.ranks_of_node):
             break

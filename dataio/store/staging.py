@@ -102,6 +102,7 @@ class StagingRun:
         num_groups: Groups there are.
         num_readers: Threads that read; >= 1.
         limit: Slows down and counts what all ranks of the node read together.
+        stagers: Finds the ranks that read the rows of some slots.
 
     Attributes:
         num_rows: Rows written so far.
@@ -120,8 +121,9 @@ class StagingRun:
         num_groups: int = 1,
         num_readers: int = 2,
         limit: Throttle | None = None,
+        stagers: Callable[[NDArray[np.int64]], list[int]] = lambda slots: [],
     ) -> None:
-        self._source = source
+        self._source, self._stagers = source, stagers
         self._fields = fields
         self._cache = cache
         self._left = [0] * num_groups
@@ -293,11 +295,13 @@ class StagingRun:
             if cache.log.adopt_staged():
                 continue
             if waited_s >= timeout_s:
-                num_left = int((cache.entries.sample_id[slots] < 0).sum())
+                lacking = slots[cache.entries.sample_id[slots] < 0]
+                names = " and ".join(f"rank {rank}" for rank in self._stagers(lacking))
                 raise StallError(
-                    f"{cache.directory}: {num_left} of {len(slots)} rows of a batch were not "
-                    f"staged within {timeout_s:.0f} s, expected them from this node's ranks; look "
-                    f"at their logs for a slow or broken source, or stage before training"
+                    f"{cache.directory}: {len(lacking)} of {len(slots)} rows of a batch were not "
+                    f"staged within {timeout_s:.0f} s, waited for {names}, which stages them: it "
+                    "has ended, or look at its log for a slow or broken source, or stage before "
+                    "training"
                 )
             # Looks are counted, not seconds: a process that was stopped takes nobody for slow.
             with self._progressed:

@@ -110,6 +110,7 @@ def test_each_tile_of_each_sample_once_an_epoch_in_the_same_steps(
 
     def run(world: World) -> Any:
         with make(world, tmp_path, tiles, importance=policy) as loader:
+            assert bool(loader.lost_with_ranks) == (policy is not None)
             return train(loader, 3), tiles_in(loader).index, loader.stats()
 
     found = run_threads(thread_worlds(nodes), run)

@@ -4,7 +4,7 @@ What runs is the shipped `live`, its meetings, and the loader. Its sums and its 
 rehearsal's (`gloo`). Weights depend on each row, and on how often each was counted.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from dataio import LiveJob, live
+from dataio import LiveJob, Loader, live
 from dataio.base.errors import DataioError
-from tests.dataio.job.live_ranks import loss_of, make, samples
+from dataio.job.meeting import LeftOutError
+from tests.dataio.job.live_ranks import BATCH, make, samples
+from tests.faults.kill.job import outcome
 from tests.rehearsal.disks import Disks
 from tests.rehearsal.gloo import Gloo
 from tests.rehearsal.rehearsal import Audited
@@ -36,6 +38,28 @@ class Step(NamedTuple):
 
     number: int
     group: int
+
+
+class Given(NamedTuple):
+    """What a rank gave to a step: rows and their weights, of an epoch."""
+
+    epoch: int
+    ids: list[int]
+    weights: list[float]
+
+
+class Decided(NamedTuple):
+    """What an epoch decided of one node's rows: how often each comes, and weighs.
+
+    Attributes:
+        times: By sample; 0: it is hidden.
+        weights: By sample.
+        lr_factor: Of the epoch.
+    """
+
+    times: dict[int, int]
+    weights: dict[int, float]
+    lr_factor: float
 
 
 class Counting(nn.Module):
@@ -63,7 +87,8 @@ class LiveStart:
         scheduler: Of the rehearsal.
 
     Attributes:
-        given: What each rank gave to a step: epoch and samples.
+        given: What each rank gave to a step.
+        decided: What epochs decided, by epoch and group, of each rank's node.
         taken: The ranks that took it.
         kept: Steps that counted as a group began, by its number.
         ends: What each rank returned.
@@ -84,7 +109,8 @@ class LiveStart:
         self._last = 0
         self.gloo = Gloo(scheduler, schedule.job.nodes, timeout_s=TIMEOUT_S)
         self._living = set(range(sum(schedule.job.nodes)))
-        self.given: defaultdict[Step, dict[int, tuple[int, list[int]]]] = defaultdict(dict)
+        self.given: defaultdict[Step, dict[int, Given]] = defaultdict(dict)
+        self.decided: defaultdict[tuple[int, int], dict[int, Decided]] = defaultdict(dict)
         self.taken: defaultdict[Step, set[int]] = defaultdict(set)
         self.kept: dict[int, int] = {}
         self.ends: dict[int, list[Any]] = {}
@@ -192,11 +218,18 @@ class LiveStart:
             job.keep(loader, model=model, optimizer=optimizer, schedule=schedule)
             assert self.kept.setdefault(group, job.number) == job.number, "ranks go on apart"
             for epoch in loader.epochs(self._schedule.job.epochs):
+                self._check_scores(loader)
+                self.decided[epoch, group][rank] = _decided(loader)
                 for batch in loader:
-                    ids = self._check_rows(batch)
-                    self.given[Step(job.number + 1, group)][rank] = epoch, ids
+                    rows = self._check_rows(batch)
+                    ids = batch["sample_id"][rows].tolist()
+                    weights = batch["weight"][rows]
+                    given = Given(epoch, ids, weights.tolist())
+                    self.given[Step(job.number + 1, group)][rank] = given
                     optimizer.zero_grad()
-                    loss_of(model, INPUTS[ids], TARGETS[ids]).backward()
+                    weighed_loss(model, ids, weights).backward()
+                    if not self._schedule.late_reports:
+                        self._report(loader, batch)
                     self._scheduler.point("averages")
                     job.average(model.parameters())
                     self._scheduler.point("has averaged")
@@ -205,13 +238,59 @@ class LiveStart:
                         schedule.step()
                     self.taken[Step(job.number, group)].add(rank)
                     self._scheduler.point("has stepped")
+                    if self._schedule.late_reports:
+                        self._report(loader, batch)
+                for batch in loader.refresh():
+                    self._check_rows(batch)
+                    self._report(loader, batch)
+                    self._scheduler.point("has refreshed")
         return [each.detach().clone() for each in model.state_dict().values()]
 
     def _check_rows(self, batch: Any) -> list[int]:
-        valid = np.flatnonzero(batch["slot"].numpy() >= 0).tolist()
+        valid: list[int] = np.flatnonzero(batch["slot"].numpy() >= 0).tolist()
         for row in valid:
             self._schedule.job.check_row(batch, row)
-        return [int(batch["sample_id"][row]) for row in valid]
+        return valid
+
+    def _report(self, loader: Loader, batch: Any) -> None:
+        told = outcome(batch["sample_id"].numpy(), loader.epoch)
+        loader.report(batch, **{name: torch.from_numpy(each) for name, each in told.items()})
+
+    def _check_scores(self, loader: Loader) -> None:
+        """Check that each row has what was last reported of it, once an epoch."""
+        pool = loader._session.pool
+        scores, names = pool.scores, pool.scores.dtype.names or ()
+        told = outcome(pool.sample_ids, scores["epoch"])
+        known = scores["epoch"] >= 0
+        for name in {*names} & {*told}:
+            assert np.array_equal(scores[name][known], told[name][known]), f"others' {name}"
+        if "wrong" in names:
+            assert (scores["wrong"] <= scores["epoch"] + 1).all(), "reports count twice"
+        if len(self.kept) == 1 and pool.keeps_scores and loader.epoch:
+            assert known.all(), "scores are gone"
+
+
+def _decided(loader: Loader) -> Decided:
+    """Read what the running epoch decided of the rows of this rank's node."""
+    pool, selection = loader._session.pool, loader._run.running.plan.selection
+    times, weights = selection.counts, selection.weights
+    if times is None:
+        times = np.ones(pool.num_slots, np.int64)
+        times[selection.hidden] = 0
+    if weights is None:
+        weights = np.ones(pool.num_slots, np.float32)
+    ids = pool.sample_ids.tolist()
+    return Decided(
+        dict(zip(ids, times.tolist(), strict=True)),
+        dict(zip(ids, weights.tolist(), strict=True)),
+        selection.lr_factor,
+    )
+
+
+def weighed_loss(model: nn.Module, ids: list[int], weights: torch.Tensor) -> torch.Tensor:
+    """Sum the weighted losses of rows, over those of a full batch."""
+    errors: torch.Tensor = model(INPUTS[ids]).squeeze(1) - TARGETS[ids]
+    return (weights * errors.square()).sum() / BATCH
 
 
 def rehearse_live(schedule: LiveSchedule, root: Path) -> Audited:
@@ -245,6 +324,8 @@ def check_ends(start: LiveStart) -> tuple[str, ...]:
     for rank, error in start.errors.items():
         # Whoever comes may find that the job has ended, or ends.
         came = rank >= sum(start.job.nodes) and not start.has_trained(rank)
+        # Or those that see its files late go on without it.
+        came |= isinstance(error, LeftOutError) and "late" in start.happened
         assert rank in start.disturbed or excused or came, (
             f"rank {rank} ended, nobody knows why: {error}"
         )
@@ -269,6 +350,7 @@ def check_counted(start: LiveStart, num_samples: int, epochs: int) -> None:
             assert counted.setdefault(number, group) == group, f"step {number} counted twice"
     assert [*counted] == [*range(1, len(counted) + 1)], f"steps {[*counted]} counted"
     rows: defaultdict[int, list[int]] = defaultdict(list)
+    first_group, last_group = dict[int, int](), dict[int, int]()
     plain, optimizer, _ = make()
     model = Counting(plain)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
@@ -276,22 +358,47 @@ def check_counted(start: LiveStart, num_samples: int, epochs: int) -> None:
         given = start.given[Step(number, group)]
         members = start.gloo.groups[group].members.values()
         assert {*given} == {*members}, f"step {number} counted without all of {[*members]}"
-        (epoch,) = {epoch for epoch, _ in given.values()}
-        ids = [sample_id for _, its in given.values() for sample_id in its]
+        (epoch,) = {each.epoch for each in given.values()}
+        ids = [sample_id for each in given.values() for sample_id in each.ids]
+        weights = torch.tensor([weight for each in given.values() for weight in each.weights])
         rows[epoch] += ids
+        last_group[epoch] = group
+        first_group.setdefault(epoch, group)
         optimizer.zero_grad()
-        (loss_of(model, INPUTS[ids], TARGETS[ids]) / len(given)).backward()
+        (weighed_loss(model, ids, weights) / len(given)).backward()
         optimizer.step()
         schedule.step()
     for epoch, ids in rows.items():
-        assert len({*ids}) == len(ids), f"epoch {epoch}: twice {sorted(ids)}"
+        begun, last = (_of_all(start, epoch, each[epoch]) for each in (first_group, last_group))
+        trained = Counter(ids)
+        for sample_id, times in trained.items():
+            assert times <= last.times[sample_id], f"epoch {epoch}: {sample_id} came {times} times"
+        for sample_id in range(num_samples):
+            # Hidden rows may come to fill the last steps
+            assert begun.times[sample_id] <= last.times[sample_id], f"{sample_id} is hidden now"
+            if begun.times[sample_id]:
+                assert begun.weights[sample_id] == last.weights[sample_id], f"{sample_id} weighs"
+        assert begun.lr_factor == last.lr_factor, f"epoch {epoch}: another rate"
+        missing = [each for each, times in last.times.items() if trained[each] != times]
+        assert not (start.ends and missing), f"epoch {epoch}: {missing} did not come"
     if start.ends:
         assert sorted(rows) == [*range(epochs)], f"epochs {sorted(rows)} were trained"
-        assert all(len(ids) == num_samples for ids in rows.values()), "samples were left out"
     first = next(iter(start.ends.values()), [])
-    for rank, weights in start.ends.items():
-        for mine, its, known in zip(weights, first, model.state_dict().values(), strict=True):
+    for rank, ended in start.ends.items():
+        for mine, its, known in zip(ended, first, model.state_dict().values(), strict=True):
             assert torch.equal(mine, its), f"rank {rank} ends with other weights"
             assert mine.flatten().tolist() == pytest.approx(known.flatten().tolist(), rel=1e-9), (
                 f"rank {rank}: weights are not those of the steps that counted"
             )
+
+
+def _of_all(start: LiveStart, epoch: int, group: int) -> Decided:
+    """Put together what an epoch decided of all nodes' rows."""
+    found = Decided({}, {}, 1.0)
+    for each in start.decided[epoch, group].values():
+        for sample_id, times in each.times.items():
+            assert found.times.get(sample_id, times) == times, f"{sample_id}: ranks differ"
+        found = Decided(found.times | each.times, found.weights | each.weights, each.lr_factor)
+    rates = {each.lr_factor for each in start.decided[epoch, group].values()}
+    assert len(rates) == 1, f"epoch {epoch}: rates {rates}"
+    return found

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 import dataio.job.live
@@ -13,6 +14,8 @@ from dataio import LiveJob, Loader
 from dataio.base.atomic import write_file
 from dataio.base.errors import WorldError
 from dataio.job.meeting import Meeting
+from dataio.state.remembered import Remembered
+from dataio.state.report import Feedback
 
 
 def _count_early(self: LiveJob, parameters: Any, then: Any = LiveJob.average) -> None:
@@ -73,6 +76,15 @@ def _wait_for_nobody(self: Meeting, *args: Any, then: Any = Meeting.agree, **opt
     return then(self, *args, **options)
 
 
+def _find_untrained(self: Remembered, group: int, steps: int, then: Any = Remembered.of) -> Any:
+    return then(self, group, steps if group == self.sampling.mine else 0)
+
+
+def _write_all(self: Feedback, *args: Any, epoch: int, then: Any = Feedback.settle) -> None:
+    scores, ids, trained = args
+    then(self, scores, ids, np.ones_like(trained), epoch=epoch)
+
+
 LIVE_PLANTED: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "a step counts before the sum": (
         (LiveJob, "average", _count_early), (LiveJob, "step", _count_nothing),
@@ -89,6 +101,8 @@ LIVE_PLANTED: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     ),
     "a buffer is not put back": ((dataio.job.live, "_whole", _leave_buffers),),
     "a meeting waits for nobody": ((Meeting, "agree", _wait_for_nobody),),
+    "what a lost node trained is not known": ((Remembered, "of", _find_untrained),),
+    "reports of steps that do not count are kept": ((Feedback, "settle", _write_all),),
 }  # fmt: skip
 COURSES_PLANTED: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "a rank keeps its weights where others have newer ones": ((LiveJob, "_take_over", _take_own),),

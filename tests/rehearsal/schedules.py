@@ -7,7 +7,7 @@ from typing import Any
 
 import shuffle
 from dataio import Staging, Workers
-from importance import Full, InfoBatch, Kakurenbo
+from importance import Full, InfoBatch, Kakurenbo, RandomPrune, Weighted
 from tests.faults.recording import KINDS
 from tests.faults.samples import WIDE, Job
 
@@ -209,11 +209,13 @@ class LiveSchedule:
         seed: Of the order of events.
         job: What is run, in one start.
         faults: One after the other.
+        late_reports: Whether a step is reported behind it, else before it.
     """
 
     seed: int
     job: Job
     faults: tuple[LiveFault, ...]
+    late_reports: bool = False
 
     def __str__(self) -> str:
         faults = "".join(f"\n    {fault}" for fault in self.faults)
@@ -245,7 +247,15 @@ def draw_live(seed: int) -> LiveSchedule:
         )
         if draw.random() < share
     )  # fmt: skip
-    return LiveSchedule(seed, job, faults)
+    if draw.random() < 0.6:
+        policies: list[Any] = [
+            Full(columns=("loss", "wrong")), InfoBatch(0.5, delta=1.0), RandomPrune(0.3, delta=1.0),
+            Kakurenbo(0.4, tau=0.3, drops=(), alphas=(1.0,), warmup_epochs=0),
+            Weighted([1 + i % 4 for i in range(job.num_samples)]),
+        ]  # fmt: skip
+        chosen = options | {"importance": draw.choice(policies)}
+        job = replace(job, epochs=draw.choice([2, 3]), options=chosen)
+    return LiveSchedule(seed, job, faults, late_reports=draw.random() < 0.5)
 
 
 def shorter_live(schedule: LiveSchedule) -> Iterator[LiveSchedule]:

@@ -33,6 +33,7 @@ from torch import nn
 
 import dataio
 import shuffle
+from importance import Full
 
 NUM_SAMPLES, BATCH, EPOCHS = 96, 4, 3
 LIMIT_S = 120.0
@@ -81,13 +82,15 @@ class Rank:
         saves: Whether an epoch's end evaluates and saves, and rows are logged.
         until: Counted steps after which the ranks save all and end.
         begins_from: Directory of a run that did.
+        scores: Whether a policy keeps what is reported of rows.
     """
 
     def __init__(
         self, out: Path, fault: list[Any], *, number: int, wrapped: bool = False, copies: Any = 1,
         shared: str = "", cache: str = "", saves: bool = False, until: int = 0,
-        begins_from: str = "",
+        begins_from: str = "", scores: bool = False,
     ) -> None:  # fmt: skip
+        self.importance = Full(columns=("loss", "wrong")) if scores else None
         self.out, self.fault, self.number = out, fault, number
         self.wrapped, self.copies, self.saves, self.until = wrapped, copies, saves, until
         self.shared, self.cache = Path(shared or out), Path(cache or out / "cache")
@@ -121,7 +124,8 @@ class Rank:
         with dataio.Loader(
             source, batch_size=BATCH, fields=fields, world=job.world,
             cache=dataio.NodeCache(self.cache, copies=self.copies),
-            shuffle=shuffle.Partial(0.3), reports=dataio.Reports(progress=False, rows=rows),
+            shuffle=shuffle.Partial(0.3), importance=self.importance,
+            reports=dataio.Reports(progress=False, rows=rows),
         ) as loader:  # fmt: skip
             kept: dict[str, Any] = {
                 "model": model, "optimizer": optimizer, "schedule": schedule,
@@ -145,6 +149,7 @@ class Rank:
                     loss = loss_of(trained, batch["x"][valid], batch["y"][valid])
                     self.at("forward")
                     loss.backward()
+                    loader.report(batch, batch["y"].abs())
                     ids = [torch.empty_like(batch["sample_id"]) for _ in job.ranks]
                     dist.all_gather(ids, batch["sample_id"])
                     self.at("gathered")

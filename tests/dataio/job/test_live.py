@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -33,7 +34,7 @@ from dataio.job.meeting import Meeting
 from dataio.job.numbers import find_job
 from dataio.job.sockets import Sockets
 from dataio.world import run_threads, single_world, thread_worlds
-from importance import Kakurenbo
+from importance import InfoBatch
 from tests.dataio.job.live_ranks import EPOCHS, LIMIT_S, NUM_SAMPLES, loss_of, make, samples
 from tests.memory_source import FIELDS, MemorySource
 from tests.multirank import ROOT, job_environ, python_command
@@ -164,6 +165,15 @@ def test_a_rank_that_lacks_the_sum_takes_over_what_the_others_have(tmp_path):
 
 @pytest.mark.multirank
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("place", ["forward", pytest.param("epoch", marks=pytest.mark.nightly)])
+def test_a_policy_goes_on(tmp_path, place):
+    faults = {"1": ["kill", place, 10 if place == "forward" else 2], "2": ["call", "stepped", 14]}
+    assert run(tmp_path, 3, faults, scores=True, units=[1]) == [0, -9, 0, 0]
+    assert check(tmp_path, 4, left=[0, 2, 3])[-1][0] == [0, 2, 3]
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("copies", [2, pytest.param(1, marks=pytest.mark.nightly)])
 def test_the_rows_of_a_lost_node_come_from_their_copies_also_under_ddp(tmp_path, copies):
     statuses = run(tmp_path, 3, kills("forward", 9, 1), wrapped=True, copies=copies)
@@ -253,30 +263,26 @@ def test_what_cannot_go_on_is_refused(tmp_path, monkeypatch):
         dataio.live(lambda job: None, directory=tmp_path)
     with pytest.raises(StateError, match=r"no job runs in .*; start it without TONARI_LIVE_JOIN"):
         find_job(tmp_path)
-    with dataio.Loader(
-        MemorySource(8), batch_size=4, fields=FIELDS, cache=tmp_path / "cache",
-        importance=Kakurenbo(0.3), world=single_world(), reports=dataio.Reports(progress=False),
-    ) as loader:  # fmt: skip
-        job = dataio.LiveJob(single_world(), (0,), None)
-        for given in (loader, dataio.Mixture({"a": loader}, {"a": 1.0}, steps=2)):
-            with pytest.raises(WorldError, match=r"a policy's scores, .* lost with a rank; leave"):
-                job.keep(given)
-        with pytest.raises(WorldError, match=r"call job\.keep"), job.step():
-            pass
+    job = dataio.LiveJob(single_world(), (0,), None)
+    with pytest.raises(WorldError, match=r"call job\.keep"), job.step():
+        pass
 
 
-@pytest.mark.parametrize("steps", [6, None])
-def test_a_mixture_goes_on_behind_the_last_step_where_its_steps_are_given(tmp_path, steps):
-    counted, trained = None, list[tuple[str, int]]()
+@pytest.mark.parametrize("importance", [None, InfoBatch(0.5, delta=1.0)])
+@pytest.mark.parametrize(("steps", "num_trained"), [(6, 12), (6, 4), (None, 12)])
+def test_a_mixture_goes_on_behind_the_last_step_where_its_steps_are_given(
+    tmp_path, steps, num_trained, importance
+):
+    counted, remembered, trained = None, list[Any](), list[tuple[str, int]]()
     for call in range(2):
         loaders = {
             name: dataio.Loader(
                 MemorySource(12), batch_size=4, fields=FIELDS, cache=tmp_path / name,
-                world=single_world(), reports=dataio.Reports(progress=False),
+                world=single_world(), reports=dataio.Reports(progress=False), importance=importance,
             )
             for name in "ab"
         }  # fmt: skip
-        job = dataio.LiveJob(single_world(), (0,), counted)
+        job = dataio.LiveJob(single_world(), (0,), counted, remembered=remembered)
         with dataio.Mixture(loaders, {"a": 1.0, "b": 1.0}, steps=steps) as mixture:
             if steps is None:
                 with pytest.raises(
@@ -286,12 +292,13 @@ def test_a_mixture_goes_on_behind_the_last_step_where_its_steps_are_given(tmp_pa
                 return
             assert job.keep(mixture, model=torch.nn.Linear(1, 1)) == bool(call)
             for batch in mixture:
-                if len(trained) == 12 and not call:
+                mixture.report(batch, torch.ones(4))
+                if len(trained) == num_trained and not call:
                     break  # it does not count
                 with job.step():
                     name = str(batch["dataset"])
                     trained += [(name, each) for each in batch["sample_id"].tolist()]
-        counted = job.counted
+        counted, remembered = job.counted, job.remembered
     assert sorted(trained) == [(name, sample_id) for name in "ab" for sample_id in range(12)]
 
 
@@ -441,7 +448,11 @@ class NoRows:
     def state_dict(self) -> dict[str, object]:
         return {}
 
-    def load_state_dict(self, state: dict[str, object]) -> None: ...
+    def remember(self) -> None: ...
+
+    def count(self, state: dict[str, object]) -> None: ...
+
+    def go_on(self, state: dict[str, object], remembered: Sequence[Any]) -> None: ...
 
 
 @pytest.mark.parametrize("gets_on", [False, True])

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,7 +119,11 @@ class SteppedLoader:
     def state_dict(self) -> dict[str, object]:
         return {"place": self.place}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def remember(self) -> None: ...
+
+    def count(self, state: dict[str, Any]) -> None: ...
+
+    def go_on(self, state: dict[str, Any], remembered: Sequence[Any]) -> None:
         self.place = state["place"]
 
 

@@ -335,3 +335,15 @@ def test_a_step_on_a_gpu_reports_without_a_synchronisation(tmp_path):
         assert entry["loss"] == pytest.approx(loss_, abs=1e-3)
         assert entry["confidence"] == pytest.approx(confidence_, abs=1e-3)
         assert entry["correct"] == correct_
+
+
+def test_reports_of_steps_that_do_not_count_are_never_written():
+    feedback, scores = make_feedback(64)
+    feedback.upto = 17
+    for step in range(1, 33):  # more than are written at once
+        slots = torch.tensor([step])
+        feedback.add(slots, slots, slots.float(), None, None, epoch=1, step=step)
+    assert np.flatnonzero(scores["epoch"] == 1).tolist() == [*range(1, 18)]
+    feedback.settle(scores, np.arange(64), np.arange(64) <= 20, epoch=1)
+    feedback.flush()
+    assert np.flatnonzero(scores["epoch"] == 1).tolist() == [*range(1, 21)]

@@ -189,9 +189,28 @@ def test_rows_that_do_not_come_are_a_stall_with_a_cure(tmp_path):
     pool, layout = open_pool(world, tmp_path, source)
     with contextlib.closing(pool):
         pool.ensure(placement(layout, world), groups=[(0, 40), (40, SAMPLES)])
-        with pytest.raises(StallError, match=r"8 of 8 rows .* not staged within .* look at"):
+        with pytest.raises(StallError, match=r"8 of 8 rows .* waited for rank 0, .* look at"):
             pool.await_rows(np.arange(200, 208))
         source.go_on.set()
+
+
+def test_a_rank_whose_rows_do_not_come_is_named(tmp_path):
+    source, said = FragileSource(48, hold=True), []
+
+    def run(world):
+        own = source if world.rank == 1 else MemorySource(SAMPLES)
+        pool, layout = open_pool(world, tmp_path, own)
+        pool.ensure(placement(layout, world), groups=[(0, 40), (40, 140), (140, SAMPLES)])
+        if world.rank == 0:
+            with pytest.raises(StallError) as error:
+                pool.await_rows(np.arange(40, SAMPLES))
+            said.append(str(error.value))
+            source.go_on.set()
+        pool.finish_staging()
+        pool.close()
+
+    run_threads(thread_worlds([2], timeout_s=1.0), run)
+    assert "waited for rank 1, which stages them" in said[0]
 
 
 def test_a_process_that_was_stopped_meanwhile_goes_on_waiting(tmp_path, monkeypatch):

@@ -119,7 +119,10 @@ MESHES = {"dp": DP, "hsdp": HSDP, "pp": PP, "tp": TP, "large dp": LARGE}
 """Ranks, what else is set, and what a restart on so many ranks sets for as many rows a step."""
 
 
-def check(out: Path, mesh: str, faults: Faults, *overrides: str, left: int, steps: int) -> None:
+def check(
+    out: Path, mesh: str, faults: Faults, *overrides: str, left: int, steps: int,
+    as_restart: bool = True,
+) -> None:  # fmt: skip
     """Check a run whose ranks are lost once, or all go on, behind that step or the one before."""
     num_ranks, settings, by_size = MESHES[mesh]
     came = max(left - num_ranks, 0)
@@ -133,7 +136,8 @@ def check(out: Path, mesh: str, faults: Faults, *overrides: str, left: int, step
         assert trained.steps[0] >= steps
     else:
         assert trained.steps in ([steps][:others], [steps - 1][:others])
-    trained.check(lost_after=trained.steps[0] if others else steps)
+    if as_restart:
+        trained.check(lost_after=trained.steps[0] if others else steps)
 
 
 @pytest.mark.multirank
@@ -201,6 +205,41 @@ def test_a_rank_may_be_lost_at_any_moment(tmp_path, mesh, place, time, steps):
 def test_any_shuffle_goes_on(tmp_path, kind):
     given = f"shuffle.kind={kind}".split()
     check(tmp_path, "dp", {"1": ["kill", "forward", 3]}, *given, left=2, steps=2)
+
+
+POLICIES = {
+    "kakurenbo": ("fraction=0.4", "tau=0.05", "warmup_epochs=0"), "infobatch": ("delta=1.0",),
+    "random": ("delta=1.0",),
+}  # fmt: skip
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("kind", "mesh", "faults", "left", "steps", "as_restart"),
+    [
+        ("infobatch", "dp", {"1": ["kill", "forward", 6]}, 2, 5, True),
+        # Rows that it hid fill the last steps: of a lost node's, others than after a restart.
+        ("kakurenbo", "dp", {"1": ["kill", "epoch end", 1]}, 2, 4, False),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in [
+            ("infobatch", "dp", {"0": ["call", "forward", 6]}, 4, 5, True),
+            ("infobatch", "hsdp", {"1": ["kill", "forward", 6]}, 2, 5, True),
+            ("random", "dp", {"1": ["kill", "forward", 3]}, 2, 2, True),
+            ("infobatch", "hsdp", {"1": ["lack", "norm", 8]}, 4, 8, True),
+            ("kakurenbo", "dp", {"1": ["lack", "forward", 6]}, 3, 6, True),
+            ("kakurenbo", "pp", {"1": ["kill", "forward", 8]}, 2, 7, False),
+        ]),
+    ],
+)  # fmt: skip
+def test_any_policy_goes_on_and_as_a_restart_where_no_score_that_it_goes_by_is_lost(
+    tmp_path, kind, mesh, faults, left, steps, as_restart
+):
+    given = [f"importance.{each}" for each in (f"kind={kind}", *POLICIES[kind])]
+    check(tmp_path, mesh, faults, *given, left=left, steps=steps, as_restart=as_restart)
+    found = exactly_once(open_run(tmp_path / "run", (), log=None))
+    assert found["holds"]
+    assert [epoch["finished"] for epoch in found["epochs"]] == [True] * 2
+    assert found["epochs"][1]["hidden"] > 0
 
 
 @pytest.mark.multirank
@@ -360,7 +399,6 @@ def test_a_step_keeps_its_rows_where_they_divide(tmp_path, before, now, rows, ac
     ("sizes", "settings", "words"),
     [
         ((1, 2, 1, 1, 1), ["run.device=cuda"], 'run.device is "cuda"'),
-        ((1, 2, 1, 1, 1), ["importance.kind=kakurenbo"], "what is known of a lost rank's rows"),
         ((1, 1, 4, 1, 1), [], "all 4 ranks are one replica"),
         ((2, 2, 1, 1, 1), [], r"mesh.pp = 2 and optimizer.clip = 0"),
         ((1, 2, 1, 2, 1), [], r"mesh.cp takes 2 ranks"),

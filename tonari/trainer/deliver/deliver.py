@@ -283,10 +283,19 @@ class ReplicaLoader:
         """Where the readers stand; empty on ranks that do not read."""
         return self._loader.state_dict() if self._loader is not None else {}
 
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        """Go on where ``state_dict`` was called, on the same coordinates but for replicas."""
+    def remember(self) -> Any:
+        """As `dataio.Loader.remember`."""
+        return None if self._loader is None else self._loader.remember()
+
+    def count(self, state: dict[str, object]) -> None:
+        """As `dataio.Loader.count`."""
         if self._loader is not None:
-            self._loader.load_state_dict(state)
+            self._loader.count(state)
+
+    def go_on(self, state: dict[str, object], remembered: Sequence[Any]) -> None:
+        """As `dataio.Loader.go_on`, on the same coordinates but for replicas."""
+        if self._loader is not None:
+            self._loader.go_on(state, remembered)
             self._loader.is_used_up()  # the epoch runs from here on
         self._meet()
         self._exchange_state(limit_s=math.inf)

@@ -40,7 +40,7 @@ from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.clip import clip_gradients
 from tonari.trainer.mesh.mesh import AXES
 from tonari.trainer.mesh.pipeline import Pipeline
-from tonari.trainer.run.build import lay_out, make_importance
+from tonari.trainer.run.build import lay_out
 from tonari.trainer.run.pace import same_rows
 from tonari.trainer.run.whole_steps import ELEMENTWISE
 from tonari.trainer.watch.metrics import MetricsLog
@@ -327,12 +327,6 @@ def check_live(config: Config, sizes: tuple[int, ...], *, joins: bool = False) -
         raise ConfigError(
             f'run.live is true and run.device is "{device}", expected "cpu": ranks of GPUs cannot '
             f"leave a group in which others wait; give run.device=cpu, {CURE}"
-        )
-    if make_importance(config) is not None:
-        raise ConfigError(
-            f'run.live is true and importance.kind is "{config.importance.kind}", expected "full": '
-            "what is known of a lost rank's rows is lost with it; give importance.kind=full, "
-            f"{CURE}"
         )
     if copies == 1 and not joins:
         raise ConfigError(

@@ -531,6 +531,9 @@ class Run:
     def _end_epoch(self, epoch: int, meter: Meter, written: Container[str] = ()) -> None:
         self._job.watchdog.rest()
         over = self._pace.is_over(self.progress.steps) or epoch + 1 == self._config.run.epochs
+        self._average_buffers()
+        with self._parts.time("refresh_s"):
+            rescore(self._pipeline, self._loader, self._watched(self._loader.refresh()))
         if "epoch" not in written:
             self._evaluate_epoch(epoch, meter, over=over)
         self.progress = replace(self.progress, epochs=epoch + 1, so_far={})
@@ -541,10 +544,7 @@ class Run:
             self._check_finite()
 
     def _evaluate_epoch(self, epoch: int, meter: Meter, *, over: bool) -> None:
-        self._average_buffers()
         loss = self._loader.mean_loss() or 0.0
-        with self._parts.time("refresh_s"):
-            rescore(self._pipeline, self._loader, self._watched(self._loader.refresh()))
         world, place = self._job.world, self._pipeline.place
         line = meter.epoch_line(loss, self._loader.stats(), world)
         evaluated = over or (epoch + 1) % self._config.run.evaluate_epochs == 0
