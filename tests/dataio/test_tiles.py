@@ -399,6 +399,7 @@ def test_what_tiles_do_not_go_with_is_refused_before_anything_is_staged(
     assert not [*(tmp_path / "c").rglob("*")]
 
 
+@pytest.mark.usefixtures("zarr_reader")
 def test_axes_have_the_names_of_array_files_and_chunks_that_lack_are_fill_values(
     tmp_path,
 ) -> None:
