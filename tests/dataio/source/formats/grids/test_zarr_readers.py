@@ -58,8 +58,8 @@ def write(path: Path, dtype: str = "<f4", **options: Any) -> Any:
     array = group.create_array("deep/x", shape=SHAPE, dtype=dtype, **{"chunks": CHUNKS} | options)
     values = np.random.default_rng(0).integers(0, 100, SHAPE).astype(dtype)
     if values.dtype.kind in "fc":
-        values[3, 2, 1] = -np.nan
-    array[2:, :9] = values[2:, :9]
+        values[6, 2, 1] = -np.nan
+    array[5:, :9] = values[5:, :9]
     return array
 
 
