@@ -35,21 +35,7 @@ V3: dict[str, dict[str, Any]] = {
     "shards": {"shards": SHARDS},
     "index first": {"shards": {"shape": SHARDS, "index_location": "start"}},
 }
-DTYPES = [
-    "?",
-    "i1",
-    "<u2",
-    ">i4",
-    "<i8",
-    "<f2",
-    ">f4",
-    "<f8",
-    "<c8",
-    "<M8[ns]",
-    "<m8[s]",
-    "S3",
-    "U4",
-]
+DTYPES = "? i1 <u2 >i4 <i8 <f2 >f4 <f8 <c8 <M8[ns] <m8[s] S3 U4".split()
 
 
 def write(path: Path, dtype: str = "<f4", **options: Any) -> Any:
