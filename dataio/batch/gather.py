@@ -28,7 +28,7 @@ from dataio.batch.shape import Shaper
 from dataio.batch.verify import RowVerifier
 from dataio.batch.watch import How, TransformWatch
 from dataio.rows import on_device
-from dataio.rows.fields import Array
+from dataio.rows.fields import Array, count_tiles
 from dataio.rows.image import Image
 from dataio.rows.samples import Batch, NothingDecodesError, Sample, Value
 from dataio.source.base import place_of
@@ -153,10 +153,9 @@ class Gather:
                 prefetch=workers.prefetch,
                 timeout_s=world.timeout_s,
             )
-        tiles = [k.tiles.num_tiles for k in fields.values() if isinstance(k, Array) and k.tiles]
         self._lookup = Lookup(
             cache, self._assembler, self._verifier, threads=self._threads,
-            num_tiles=max(tiles, default=1),
+            num_tiles=count_tiles(fields),
         )  # fmt: skip
         # Threads add to theirs, the caller's thread reads it; the lock guards it.
         self._inline_s = self._threads_s = 0.0

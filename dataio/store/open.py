@@ -18,7 +18,7 @@ import xxhash
 from dataio.base.errors import CacheBusyError, CacheError, CacheStagingError
 from dataio.base.filesystem import cache_directory, filesystem_of
 from dataio.base.own import distrust
-from dataio.rows.fields import Field, declarations, row_schema
+from dataio.rows.fields import Field, count_tiles, declarations, row_schema
 from dataio.source import ImageFolderSource
 from dataio.source.base import Source
 from dataio.source.wrap.growing import GrowingSource
@@ -147,6 +147,7 @@ def _wanted(rows: NodeRows) -> "_Wanted":
         expected_bytes=guess_heap_bytes(source, schema, num_slots=num_slots),
         foreign=rows.arguments.foreign,
         world=world,
+        num_tiles=count_tiles(rows.fields),
     )
 
 
@@ -163,6 +164,7 @@ class _Wanted:
         expected_bytes: Of the variable fields, as far as they are known.
         foreign: Whether another user's cache may be read.
         world: All ranks.
+        num_tiles: Caches of the node that memory holds beside one another: one for each tile.
     """
 
     first: Path
@@ -173,6 +175,7 @@ class _Wanted:
     expected_bytes: int
     foreign: bool
     world: World
+    num_tiles: int
 
     def cache_in(self, directory: Path) -> Cache:
         """Make it, without a look at what lies there."""
@@ -185,6 +188,7 @@ class _Wanted:
             local_size=self.world.local_size,
             budget=self.budget,
             num_arriving=self.share.num_leaving * (2 if self.share.num_copied else 1),
+            num_tiles=self.num_tiles,
         )
 
     def choose(self) -> Cache:
