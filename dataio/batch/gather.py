@@ -28,7 +28,7 @@ from dataio.batch.shape import Shaper
 from dataio.batch.verify import RowVerifier
 from dataio.batch.watch import How, TransformWatch
 from dataio.rows import on_device
-from dataio.rows.fields import Array, count_tiles
+from dataio.rows.fields import Array
 from dataio.rows.image import Image
 from dataio.rows.samples import Batch, NothingDecodesError, Sample, Value
 from dataio.source.base import place_of
@@ -145,7 +145,7 @@ class Gather:
             paths = tuple(file.path for file in cache.files.fixed)
             for_workers = WorkerArguments(
                 cache.schema, cache.directory, paths, fields, transform, collate is not None, seed,
-                arguments.on_error, trusts_pictures, logs,
+                arguments.on_error, trusts_pictures, logs, cache.num_tiles,
             )  # fmt: skip
             self._workers = WorkerProcesses(
                 for_workers,
@@ -155,7 +155,7 @@ class Gather:
             )
         self._lookup = Lookup(
             cache, self._assembler, self._verifier, threads=self._threads,
-            num_tiles=count_tiles(fields),
+            num_tiles=cache.num_tiles,
         )  # fmt: skip
         # Threads add to theirs, the caller's thread reads it; the lock guards it.
         self._inline_s = self._threads_s = 0.0

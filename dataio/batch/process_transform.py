@@ -30,7 +30,7 @@ from dataio.batch.job import BatchWork
 from dataio.batch.process_checks import STARTED, check_sendable, why_ended
 from dataio.batch.stack import packed, unpacked
 from dataio.batch.watch import TransformWatch
-from dataio.rows.fields import Field, count_tiles
+from dataio.rows.fields import Field
 from dataio.rows.rows import RowSchema
 from dataio.rows.samples import NothingDecodesError, OnError, Sample, Transform, Value
 from dataio.store.files.fetch import Fetcher
@@ -89,6 +89,7 @@ class WorkerArguments:
     on_error: OnError
     trusts_pictures: bool = False
     logs: bool = True
+    num_tiles: int = 1
 
 
 class WorkerRows(Dataset[Made]):
@@ -114,7 +115,7 @@ class WorkerRows(Dataset[Made]):
             self._num_positions = min((len(file.rows) for file in reader.fixed), default=0)
             if self._fetcher is not None:
                 self._fetcher.close()
-            num_tiles = count_tiles(self._arguments.fields)
+            num_tiles = self._arguments.num_tiles
             self._fetcher = Fetcher(reader) if exceeds_memory(reader, num_tiles=num_tiles) else None
         if self._fetcher is not None:
             parts = self._assembler.filler.parts(work)

@@ -356,12 +356,6 @@ def other_for(field: Field, raw: object) -> str:
     return kind + other
 
 
-def count_tiles(fields: Mapping[str, Field]) -> int:
-    """Count the tiles that each sample is cut into; 1: none."""
-    cut = [each.tiles for each in fields.values() if isinstance(each, Array) and each.tiles]
-    return max((tiles.num_tiles for tiles in cut), default=1)
-
-
 def row_schema(fields: Mapping[str, Field]) -> RowSchema:
     """Describe how rows of these fields are stored, in the order given.
 

@@ -18,7 +18,7 @@ import xxhash
 from dataio.base.errors import CacheBusyError, CacheError, CacheStagingError
 from dataio.base.filesystem import cache_directory, filesystem_of
 from dataio.base.own import distrust
-from dataio.rows.fields import Field, count_tiles, declarations, row_schema
+from dataio.rows.fields import Array, Field, declarations, row_schema
 from dataio.source import ImageFolderSource
 from dataio.source.base import Source
 from dataio.source.wrap.growing import GrowingSource
@@ -138,6 +138,8 @@ def _wanted(rows: NodeRows) -> "_Wanted":
             without_history(quota_bytes, columns, share.num_slots), need, world
         )
         num_positions = min(num_positions, budget.positions)
+    fields = rows.fields.values()
+    tiles = [field.tiles.num_tiles for field in fields if isinstance(field, Array) and field.tiles]
     return _Wanted(
         first=rows.root / f"{_slug(source.name)}-{name}" / f"node{world.node}",
         identity=Identity(origin, source.fingerprint, schema, declared, prefixes),
@@ -147,7 +149,7 @@ def _wanted(rows: NodeRows) -> "_Wanted":
         expected_bytes=guess_heap_bytes(source, schema, num_slots=num_slots),
         foreign=rows.arguments.foreign,
         world=world,
-        num_tiles=count_tiles(rows.fields),
+        num_tiles=max(tiles, default=1),
     )
 
 

@@ -96,7 +96,9 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
         task = make_task(config, own, mesh=mesh, replica=place.replica)
         device = torch.device("cpu")
         swap = Swap(config.mesh.swap_blocks, device, least_bytes=NO_COPIES)
-        task, tile = take_tiles(config, own, task, mesh=mesh)
+        tile = None
+        if place.tiles:
+            task, tile = take_tiles(config, own, task, mesh=mesh)
         parts = spread(config, model, mesh, place, swap=swap, tile=tile)
         recorder = Imagined()
         try:

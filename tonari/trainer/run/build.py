@@ -308,7 +308,9 @@ def build_rank(
     flops = model.flops_per_row()
     # Parameters of that precision; bfloat16 is that of the computation only.
     model = model.double() if settings.dtype == "float64" else model
-    task, tile = take_tiles(config, own, task, mesh=mesh)
+    tile = None
+    if place.tiles:
+        task, tile = take_tiles(config, own, task, mesh=mesh)
     parts = spread(config, model, mesh, place, swap=make_swap(config, device), tile=tile)
     if settings.channels_last:
         lay_channels_last(parts, num_ranks=mesh.size())
@@ -360,10 +362,8 @@ def make_swap(config: Config, device: torch.device) -> Swap | None:
 
 def take_tiles(
     config: Config, own: Own, task: Task, *, mesh: DeviceMesh
-) -> tuple[Task, Tile | None]:  # fmt: skip
-    """Have a task, and what `spread` makes, take a rank's tile where samples are cut."""
-    if not config.mesh.tiles:
-        return task, None
+) -> tuple[Task, Tile]:  # fmt: skip
+    """Have a task, and what `spread` makes, take a rank's tile of samples."""
     fields = make_fields(config, own)
     grid, sample = Grid(config.mesh.tiles, mesh.get_group("cp")), sample_shape(config, task, fields)
     return TiledTask(task, grid, sample, fields), partial(
