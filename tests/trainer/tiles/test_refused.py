@@ -221,8 +221,8 @@ def test_a_rank_keeps_its_share_and_needs_little_more_at_a_time(
 def test_keys_that_were_changed_behind_attention_are_not_gathered_again() -> None:
     with played(2, 0) as group:
         places = tiled(torch.rand(1, 2, 4, 3, requires_grad=True), Grid((2,), group), (8, 3))
-        keys = places * 2
-        looked = F.scaled_dot_product_attention(places, keys, keys)
+        keys = cast(TiledTensor, places * 2)
+        looked = cast(TiledTensor, F.scaled_dot_product_attention(places, keys, keys))
         keys.local.zero_()
         with pytest.raises(RuntimeError, match="tiles: keys or values were changed in place"):
             looked.local.sum().backward()
