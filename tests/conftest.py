@@ -4,6 +4,7 @@ import gc
 import math
 import os
 import signal
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -86,6 +87,15 @@ def heard_interrupts() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(params=["tensorstore", "zarr-python"])
+def zarr_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Zarr read by each of its readers."""
+    if request.param == "tensorstore":
+        pytest.importorskip("tensorstore", reason="is an extra: tonari[tensorstore]")
+    else:
+        monkeypatch.setitem(sys.modules, "tensorstore", None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

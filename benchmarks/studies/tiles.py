@@ -33,8 +33,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch import nn
 
 from benchmarks.studies.step_memory import MALLOC, TIMEOUT_S, forget_peak, resident_bytes
 from dataio.job.launch import join
@@ -75,27 +74,20 @@ def played(ranks: int, rank: int) -> Iterator[dist.ProcessGroup | None]:
         dist.destroy_process_group()
 
 
-def train(make: Make, shape: Sequence[int], grid: Grid, num_steps: int = 2) -> int:
-    """Train some steps on two samples; count the bytes that a forward pass keeps."""
+def train(
+    make: Make, shape: Sequence[int], grid: Grid, num_steps: int = 2,
+    live: Callable[[], int] = lambda: 0,
+) -> int:  # fmt: skip
+    """Train some steps on two samples; count the bytes that a forward pass keeps, by ``live``."""
     torch.manual_seed(0)
     model = tile_model(make(), grid, shape, try_it=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    weights = {each.data_ptr() for each in [*model.parameters(), *model.buffers()]}
-    kept: dict[int, Any] = {}
-
-    def keep(value: Tensor) -> Tensor:
-        memory = value.untyped_storage()
-        if memory.data_ptr() not in weights:
-            kept[memory.data_ptr()] = memory  # held, so that no other memory has its address
-        return value
-
     sizes = [part.stop - part.start for part in grid.slices(shape[1:])]
     sample = torch.rand(2, shape[0], *sizes)
     for _ in range(num_steps):
-        with saved_tensors_hooks(keep, lambda value: value):
-            loss = model(sample).mean()
-        found: int = sum(memory.nbytes() for memory in kept.values())
-        kept.clear()
+        before = live()
+        loss = model(sample).mean()
+        found = live() - before
         loss.backward()
         if grid.group is not None:
             average_gradients(model.parameters(), grid.group)
@@ -111,7 +103,7 @@ def play(case: str, parts: tuple[int, ...]) -> dict[str, float]:
     for rank in range(math.prod(parts)):
         with played(math.prod(parts), rank) as group, Recorder() as recorder:
             grid = Grid(parts, group)
-            kept = train(*CASES[case], grid)
+            kept = train(*CASES[case], grid, live=lambda: recorder.live_bytes)
             found.append((recorder.peak_bytes, kept, grid.sent_bytes // 2))
     return dict(zip(("peak_bytes", "kept_bytes", "sent_bytes"), max(found), strict=True))
 

@@ -145,7 +145,7 @@ class Gather:
             paths = tuple(file.path for file in cache.files.fixed)
             for_workers = WorkerArguments(
                 cache.schema, cache.directory, paths, fields, transform, collate is not None, seed,
-                arguments.on_error, trusts_pictures, logs,
+                arguments.on_error, trusts_pictures, logs, cache.num_tiles,
             )  # fmt: skip
             self._workers = WorkerProcesses(
                 for_workers,
@@ -153,10 +153,9 @@ class Gather:
                 prefetch=workers.prefetch,
                 timeout_s=world.timeout_s,
             )
-        tiles = [k.tiles.num_tiles for k in fields.values() if isinstance(k, Array) and k.tiles]
         self._lookup = Lookup(
             cache, self._assembler, self._verifier, threads=self._threads,
-            num_tiles=max(tiles, default=1),
+            num_tiles=cache.num_tiles,
         )  # fmt: skip
         # Threads add to theirs, the caller's thread reads it; the lock guards it.
         self._inline_s = self._threads_s = 0.0

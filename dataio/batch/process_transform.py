@@ -89,6 +89,7 @@ class WorkerArguments:
     on_error: OnError
     trusts_pictures: bool = False
     logs: bool = True
+    num_tiles: int = 1
 
 
 class WorkerRows(Dataset[Made]):
@@ -114,7 +115,8 @@ class WorkerRows(Dataset[Made]):
             self._num_positions = min((len(file.rows) for file in reader.fixed), default=0)
             if self._fetcher is not None:
                 self._fetcher.close()
-            self._fetcher = Fetcher(reader) if exceeds_memory(reader) else None
+            num_tiles = self._arguments.num_tiles
+            self._fetcher = Fetcher(reader) if exceeds_memory(reader, num_tiles=num_tiles) else None
         if self._fetcher is not None:
             parts = self._assembler.filler.parts(work)
             fetch = self._fetcher.fetch(work.located, work.small, parts)

@@ -69,6 +69,7 @@ class Cache:
         local_size: int,
         budget: Budget | None = None,
         num_arriving: int = -1,
+        num_tiles: int = 1,
     ) -> None:
         self.directory = directory
         self.identity = identity
@@ -76,6 +77,7 @@ class Cache:
         self.num_slots = num_slots
         self.local_rank, self.local_size = local_rank, local_size
         self._fetcher: Fetcher | None = None
+        self.num_tiles = num_tiles
         # A staging thread writes and adopts while others read, write arrivals and adopt.
         self._guard = guard = threading.RLock()
         heap_bytes = budget.heap_bytes if budget is not None else None
@@ -196,7 +198,7 @@ class Cache:
         """
         if self._fetcher is None:
             reader = RowReader(self.schema, self.files.fixed, self.directory)
-            if exceeds_memory(reader):
+            if exceeds_memory(reader, num_tiles=self.num_tiles):
                 self._fetcher = Fetcher(reader)
                 self.files.expect_no_neighbours()
         return self._fetcher

@@ -23,7 +23,7 @@ from dataio.base.errors import (
 )
 from dataio.base.filesystem import cache_directory, filesystem_of
 from dataio.base.own import distrust
-from dataio.rows.fields import Field, declarations, row_schema
+from dataio.rows.fields import Array, Field, declarations, row_schema
 from dataio.source import ImageFolderSource
 from dataio.source.base import Source
 from dataio.source.wrap.growing import GrowingSource
@@ -153,6 +153,8 @@ def _wanted(rows: NodeRows) -> "_Wanted":
             without_history(quota_bytes, columns, share.num_slots), need, world
         )
         num_positions = min(num_positions, budget.positions)
+    fields = rows.fields.values()
+    tiles = [field.tiles.num_tiles for field in fields if isinstance(field, Array) and field.tiles]
     return _Wanted(
         first=rows.root / f"{_slug(source.name)}-{name}" / f"node{world.node}",
         identity=Identity(origin, source.fingerprint, schema, declared, prefixes),
@@ -162,6 +164,7 @@ def _wanted(rows: NodeRows) -> "_Wanted":
         expected_bytes=guess_heap_bytes(source, schema, num_slots=num_slots),
         foreign=rows.arguments.foreign,
         world=world,
+        num_tiles=max(tiles, default=1),
     )
 
 
@@ -178,6 +181,7 @@ class _Wanted:
         expected_bytes: Of the variable fields, as far as they are known.
         foreign: Whether another user's cache may be read.
         world: All ranks.
+        num_tiles: Caches of the node that memory holds beside one another: one for each tile.
     """
 
     first: Path
@@ -188,6 +192,7 @@ class _Wanted:
     expected_bytes: int
     foreign: bool
     world: World
+    num_tiles: int
 
     def cache_in(self, directory: Path) -> Cache:
         """Make it, without a look at what lies there."""
@@ -200,6 +205,7 @@ class _Wanted:
             local_size=self.world.local_size,
             budget=self.budget,
             num_arriving=self.share.num_leaving * (2 if self.share.num_copied else 1),
+            num_tiles=self.num_tiles,
         )
 
     def choose(self) -> Cache:

@@ -143,7 +143,7 @@ def open_case(tmp_path, *, fixed=True):
     """A pool on a disk whose bytes the kernel counts, and what an epoch of all rows reads."""
     case = HiddenCase(48 << 10, fixed, 320 * 48 << 10)  # full batches, with 96 rows hidden or none
     one_node(case, tmp_path / "one", None, None)
-    with patch("dataio.store.cache.exceeds_memory", lambda reader: True):
+    with patch("dataio.store.cache.exceeds_memory", lambda *_, **__: True):
         full = one_node(case, tmp_path / "one", None, None)
     if not 0.95 * case.pool_bytes < full.disk_bytes < 1.1 * case.pool_bytes:
         pytest.skip(f"{tmp_path} is in memory, or not counted: {full} of {case}")
@@ -156,7 +156,7 @@ def test_the_disk_gives_as_much_less_as_rows_are_hidden(tmp_path, policy):
     saved = tmp_path / "saved" if policy is KAKURENBO else None
     if saved is not None:
         report_losses(case, tmp_path / "one", saved)
-    with patch("dataio.store.cache.exceeds_memory", lambda reader: True):
+    with patch("dataio.store.cache.exceeds_memory", lambda *_, **__: True):
         reads = [one_node(case, tmp_path / "one", saved, policy) for _ in range(3)]
     assert all(read.trained_bytes < 0.72 * full.trained_bytes for read in reads)
     ratio = statistics.median(read.disk_bytes for read in reads) / full.disk_bytes
@@ -168,7 +168,7 @@ def test_an_exchange_reads_no_hidden_row_but_those_that_leave(tmp_path, fixed):
     case, full = open_case(tmp_path, fixed=fixed)
     shuffle = Partial(0.1)
     two_nodes_read(case, tmp_path / "two", PRUNE, shuffle)
-    with patch("dataio.store.cache.exceeds_memory", lambda reader: True):
+    with patch("dataio.store.cache.exceeds_memory", lambda *_, **__: True):
         reads = [two_nodes_read(case, tmp_path / "two", PRUNE, shuffle) for _ in range(3)]
     ratio = statistics.median(read.disk_bytes for read in reads) / (2 * full.disk_bytes)
     assert abs(ratio - (1 - FRACTION + 0.1 * FRACTION)) < 0.02
@@ -178,7 +178,7 @@ def test_a_page_that_is_touched_is_read_alone_beyond_memory(tmp_path):
     """Short rows are copied from mapped pages, and rows that arrive are written there."""
     with (
         open_kinds(tmp_path, num_leaving=4) as pool,
-        patch("dataio.store.cache.exceeds_memory", lambda reader: True),
+        patch("dataio.store.cache.exceeds_memory", lambda *_, **__: True),
     ):
         gather = make_gather(pool, KIND_FIELDS, num_threads=0)
         assert not read_at_random(tmp_path)
@@ -214,7 +214,7 @@ def test_a_process_that_decodes_fetches_its_rows_too_beyond_memory(
 
         monkeypatch.setattr(Fetcher, "fetch", note)
         rows = WorkerRows(for_workers)
-        with patch("dataio.batch.process_transform.exceeds_memory", lambda reader: beyond_memory):
+        with patch("dataio.batch.process_transform.exceeds_memory", lambda *_, **__: beyond_memory):
             made = rows[BatchWork(0, 0, located, small)]
         assert made.failure is None
         assert made.values is not None

@@ -86,7 +86,7 @@ def test_patches_are_parts_of_their_sample_and_anew_in_each_epoch(expected):
     beyond_memory=[False, True],
 )
 def test_threads_change_no_byte(tmp_path, monkeypatch, expected, workers, beyond_memory):
-    monkeypatch.setattr("dataio.store.cache.exceeds_memory", lambda reader: beyond_memory)
+    monkeypatch.setattr("dataio.store.cache.exceeds_memory", lambda reader, **_: beyond_memory)
     with open_loader(tmp_path, workers=workers) as loader:
         assert taken(loader) == expected
 
@@ -104,7 +104,7 @@ def test_ranks_change_no_byte(tmp_path, expected, nodes):
 @pytest.mark.parametrize("beyond_memory", [False, True])
 def test_processes_change_no_byte(tmp_path, monkeypatch, expected, beyond_memory):
     for module in ("store.cache", "batch.process_transform"):
-        monkeypatch.setattr(f"dataio.{module}.exceeds_memory", lambda reader: beyond_memory)
+        monkeypatch.setattr(f"dataio.{module}.exceeds_memory", lambda reader, **_: beyond_memory)
 
     def made_here(processes, pending):
         rows = WorkerRows(processes._arguments)
@@ -172,7 +172,7 @@ def volumes(directory: Path, shape, num: int = 2):
 
 
 def test_only_the_bytes_of_patches_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("dataio.store.cache.exceeds_memory", lambda reader: True)
+    monkeypatch.setattr("dataio.store.cache.exceeds_memory", lambda reader, **_: True)
     shape, patch = (48, 48, 4096), (16, 16, 2048)
     field = Array("arr_0", shape, "float32", patch=RandomPatch(patch))
     options = {"source": volumes(tmp_path, shape), "fields": {"x": field}, "batch_size": 2}
@@ -193,7 +193,7 @@ def test_only_the_bytes_of_patches_are_read(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("beyond_memory", [False, True])
 def test_memory_is_that_of_patches(tmp_path, monkeypatch, beyond_memory):
-    monkeypatch.setattr("dataio.store.cache.exceeds_memory", lambda reader: beyond_memory)
+    monkeypatch.setattr("dataio.store.cache.exceeds_memory", lambda reader, **_: beyond_memory)
     shape = (256, 256, 256)
     field = Array("arr_0", shape, "float32", patch=RandomPatch((32, 32, 32)))
     options = {"source": volumes(tmp_path, shape), "fields": {"x": field}, "batch_size": 2}
@@ -233,7 +233,7 @@ def test_extents_hold_the_patch_and_little_else():
 
 @pytest.mark.parametrize("beyond_memory", [False, True])
 def test_a_row_is_checked_only_where_it_is_asked_for(tmp_path, monkeypatch, caplog, beyond_memory):
-    monkeypatch.setattr("dataio.store.cache.exceeds_memory", lambda reader: beyond_memory)
+    monkeypatch.setattr("dataio.store.cache.exceeds_memory", lambda reader, **_: beyond_memory)
 
     def delivered(cache):
         with open_loader(tmp_path, cache=cache) as loader:

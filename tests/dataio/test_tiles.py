@@ -33,6 +33,7 @@ from dataio.base.errors import DataioError
 from dataio.mixture import Mixture
 from dataio.rowlog.reading import read_log
 from dataio.store.files.fetch import Fetcher
+from dataio.store.files.reader import MEMORY_FRACTION
 from dataio.world import World, run_threads, single_world, thread_worlds
 
 NUM_SAMPLES, SHAPE = 24, (10, 8)
@@ -244,11 +245,27 @@ def test_tiles_of_a_node_share_the_memory_that_is_for_batches_ahead(tmp_path, mo
             return asked[get_ident()]
 
     monkeypatch.setattr(Fetcher, "fetch", counted)
-    monkeypatch.setattr("dataio.store.cache.exceeds_memory", lambda reader: True)
+    monkeypatch.setattr("dataio.store.cache.exceeds_memory", lambda reader, **_: True)
     batch_bytes = 3 * (5 * 8 * 4 + 8)
     # Of 5 % of it each rank may take 2.5 batches
     monkeypatch.setattr("dataio.batch.lookup.memory_limit", lambda: 20 * 2 * 2.5 * batch_bytes)
     assert run_threads(thread_worlds([2]), run) == [3, 3]
+
+
+@pytest.mark.parametrize(("caches", "fetched"), [(1.5, 1), (2.5, 0)])
+def test_memory_holds_the_caches_of_all_tiles_or_rows_are_fetched(
+    tmp_path, monkeypatch, caches: float, fetched: int
+) -> None:
+    def run(world: World) -> bool:
+        with make(world, tmp_path, Tiles((0,), (2,))) as loader:
+            next(iter(loader))
+            return loader._session.pool.cache._fetcher is not None
+
+    one = len(VALUES) * (5 * 8 * 4 + 8)
+    monkeypatch.setattr(
+        "dataio.store.files.reader.memory_limit", lambda: caches * one / MEMORY_FRACTION
+    )
+    assert run_threads(thread_worlds([2]), run) == [fetched] * 2
 
 
 def test_what_a_transform_draws_is_the_same_on_all_tiles_of_a_sample(tmp_path) -> None:
@@ -400,6 +417,7 @@ def test_what_tiles_do_not_go_with_is_refused_before_anything_is_staged(
     assert not [*(tmp_path / "c").rglob("*")]
 
 
+@pytest.mark.usefixtures("zarr_reader")
 def test_axes_have_the_names_of_array_files_and_chunks_that_lack_are_fill_values(
     tmp_path,
 ) -> None:

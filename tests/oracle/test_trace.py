@@ -13,9 +13,11 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.multirank import RunRanks
-from tonari.oracle import Message, Operator, Trace, trace_step
+from tests.trainer.tiles.tiled_run import SETTINGS
+from tonari.oracle import Message, Operator, Trace, trace_step, traffic
 from tonari.trainer.config.config import Config, load_config
 from tonari.trainer.errors import ConfigError
+from tonari.trainer.run.build import lay_out
 from tonari.trainer.run.own import Own
 
 GPT = """
@@ -284,3 +286,28 @@ def is_wait(event: str) -> bool:
 
 HOST_READS = ("Operator(name='aten.unbind.int'", "Operator(name='aten._local_scalar_dense.")
 GLOO_COPIES = ("Operator(name='aten.split.Tensor'", "Operator(name='aten.copy_.default'")
+
+
+TILES = ("unet", ["recipe.args.parts=[2,2]", "mesh.tiles=[2,2]"]), ("staged", [
+    "recipe.args.parts=[1,2]", "mesh.tiles=[1,2]", "mesh.pp=2", "mesh.microbatches=4"
+])  # fmt: skip
+
+
+@pytest.mark.multirank
+@pytest.mark.parametrize(("model", "overrides"), TILES)
+def test_tiles_send_the_traced_bytes(
+    tmp_path: Path, run_ranks: RunRanks, model: str, overrides: list[str]
+) -> None:
+    """Counted where tiles exchange them, on the ranks of a real job."""
+    names = {"data": "absent.npz", "cache": tmp_path, "directory": tmp_path}
+    text = SETTINGS.format(**names, batch_size=8, model=model, tiles=[])
+    config = load(tmp_path, *overrides, text=text)
+    case = json.dumps([overrides])
+    ended = run_ranks("trainer/record_step", 4, str(tmp_path / "run.toml"), case, timeout_s=240)
+    for rank, (trace, report) in enumerate(zip(trace_all(config, 4), ended.reports, strict=True)):
+        expected = [repr(each) for each in messages(trace)]
+        real = [each for each in report["events"][0] if each.startswith("Message(")]
+        assert real == expected, rank
+        sent = [each for each in traffic(trace, lay_out(config, 4).sizes) if each.kind == "send"]
+        between = sum(each.num_bytes for each in sent if each.axes == ("cp",))
+        assert between == report["sent_bytes"][0] > 0

@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.oracle.test_trace import GPT, OWN
+from tests.trainer.tiles.tiled_run import SETTINGS as TILED
+from tests.trainer.tiles.tiled_run import make_data
 from tonari.cli import main
 from tonari.mpi import mpiexec_command
-from tonari.oracle import stopwatch
+from tonari.oracle import stopwatch, trace_step, traffic
 from tonari.oracle.probe import messages, probe
 from tonari.oracle.probe.messages import KINDS
 from tonari.oracle.probe.probe import load_probe, save_probe
@@ -72,6 +75,34 @@ name = "switch"
 units = 2
 gbyte_s = 1e-5
 """
+
+
+def test_tiles_are_planned_with_what_they_send_and_hold(tmp_path, capsys):
+    np.savez(tmp_path / "data.npz", **make_data())
+    settings = tmp_path / "run.toml"
+    settings.write_text(
+        TILED.format(
+            data=tmp_path / "data.npz", cache=tmp_path / "cache", directory=tmp_path / "run",
+            batch_size=8, model="unet", tiles=[1, 2],
+        )
+    )  # fmt: skip
+    kept, cluster = str(tmp_path / "probe.json"), tmp_path / "cluster.toml"
+    cluster.write_text(TWO_NODES)
+    assert main(["probe", str(settings), "--world", "2", "--steps", "1", "--out", kept]) == 0
+    capsys.readouterr()
+    command = ["plan", str(settings), "--probe", kept, "--cluster", str(cluster), "--json"]
+    assert main(command) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["epoch"]["steps"] == 6, "of 48 samples, whose tiles two ranks have"
+    assert len(document["peak_bytes"]) == 2
+    for rank, tile in enumerate(document["tiles"]):
+        trace = trace_step(load_config(settings), world_size=2, rank=rank)
+        (sent,) = [each for each in traffic(trace, (1, 1, 1, 2, 1)) if each.kind == "send"]
+        assert (tile["messages"], tile["sent_bytes"]) == (sent.messages, sent.num_bytes)
+        assert tile["sending_s"] == pytest.approx(sent.num_bytes / 1e4)
+        # Half of 3 x 13 x 10 numbers, with what files and manifests have beside them
+        assert 780 <= tile["kept_row_bytes"] < 900
+        assert tile["read_row_bytes"] > 780, "an npz is read row by row"
 
 
 def test_epochs_on_two_nodes_are_planned_from_one(settings, tmp_path, capsys):

@@ -8,6 +8,7 @@ from tonari.oracle.cluster.cluster import Cluster
 from tonari.oracle.cluster.probed import cluster_of
 from tonari.oracle.paradl import Link, Terms, link_across, name_of, price, probed_link
 from tonari.oracle.probe.probe import Probe
+from tonari.oracle.programs import first_like
 from tonari.oracle.simulate import Simulation
 from tonari.oracle.traffic import axes_of
 from tonari.trainer.config.config import Config
@@ -19,7 +20,8 @@ class Explanation:
     """Why a step takes what it takes.
 
     Attributes:
-        pp_rank: Coordinate of pp whose ranks the equations give the longest step.
+        pp_rank: Coordinate of pp whose ranks the equations give the longest step; of tiles, those
+            of one.
         stages: Ranks along pp.
         microbatches: Parts of a batch.
         terms: By the equations.
@@ -65,14 +67,17 @@ def explain(
             microbatches=layout.microbatches, link_of=link_of,
         ) for timed in found.steps
     ]  # fmt: skip
-    pp_rank = max(range(len(of_stages)), key=lambda number: of_stages[number].step_s)
-    of_stage = found.world_size // layout.sizes[0]
-    ranks = range(pp_rank * of_stage, (pp_rank + 1) * of_stage)
+    slowest = max(range(len(of_stages)), key=lambda number: of_stages[number].step_s)
+    firsts = [timed.rank for timed in found.steps]
+    ranks = [
+        rank for rank in range(found.world_size)
+        if first_like(rank, firsts, found.world_size, layout.sizes) == firsts[slowest]
+    ]  # fmt: skip
     return Explanation(
-        pp_rank=pp_rank,
+        pp_rank=firsts[slowest] * layout.sizes[0] // found.world_size,
         stages=layout.sizes[0],
         microbatches=layout.microbatches,
-        terms=of_stages[pp_rank],
+        terms=of_stages[slowest],
         simulated_s=_simulated_s(simulation, ranks, layout.sizes),
     )
 

@@ -13,13 +13,16 @@ from tonari.oracle.epoch import STEPS, FedJob, PlannedEpoch
 from tonari.oracle.errors import OracleError
 from tonari.oracle.feeds import lay_rows
 from tonari.oracle.machine import OneNode
+from tonari.oracle.probe.data import reads
 from tonari.oracle.probe.probe import Probe, step_settings
 from tonari.oracle.programs import programs
+from tonari.oracle.record import Message
 from tonari.oracle.simulate import Simulation, simulate
 from tonari.oracle.trace import Trace, trace_step
+from tonari.oracle.traffic import axes_of
 from tonari.trainer.config.config import Config
 from tonari.trainer.errors import ConfigError
-from tonari.trainer.run.build import build_place, lay_out
+from tonari.trainer.run.build import lay_out
 from tonari.trainer.run.own import Own
 
 SHOWN_STEPS = 3
@@ -34,12 +37,13 @@ class StepPlan:
         low_s: The shortest of them.
         high_s: The longest.
         parts_s: Of a rank's mean: computing, waiting for data, and for each kind of message.
-        peak_bytes: Of tensors, of a rank at each coordinate of pp; see `oracle.Trace`. Empty if
-            the step cannot be made without data.
+        peak_bytes: Of tensors, of the ranks that were timed, by coordinate of pp and tile; see
+            `oracle.Trace`. Empty if the step cannot be made without data.
         untraced: Why it cannot; empty if it can.
         samples_per_s: Rows of all replicas.
         simulation: The steps in full.
         epoch: None: the probe did not time the loader.
+        tiles: What the same ranks exchange between tiles of their samples; empty: there are none.
     """
 
     step_s: float
@@ -51,6 +55,32 @@ class StepPlan:
     samples_per_s: float
     simulation: Simulation
     epoch: PlannedEpoch | None
+    tiles: tuple["TilePlan", ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TilePlan:
+    """What the layers of a rank exchange with those of the other tiles of its samples, in a step.
+
+    Attributes:
+        rank: Which.
+        messages: That it sends: halos, and their gradients.
+        sent_bytes: Of these.
+        sending_s: That they take on their links, one after another and beside nothing else.
+        sums: Over all tiles, such as those of norms and losses.
+        summed_bytes: Of these.
+        kept_row_bytes: Of its tile of a sample, in the cache; 0: the probe did not time the loader.
+        read_row_bytes: Read from the source for that.
+    """
+
+    rank: int
+    messages: int
+    sent_bytes: int
+    sending_s: float
+    sums: int
+    summed_bytes: int
+    kept_row_bytes: float
+    read_row_bytes: float
 
 
 def plan_step(
@@ -94,7 +124,7 @@ def plan_step(
     job = None
     if found.data is not None:
         ranks = range(found.world_size)
-        readers = [rank for rank in ranks if build_place(config, layout, rank).reads]
+        readers = [rank for rank in ranks if reads(config, layout, rank, own)]
         rows = lay_rows(
             config, found.data, readers=readers, node_of=node_of, own=own,
             memory_bytes=None if cluster is None else cluster.host.memory_bytes,
@@ -125,7 +155,35 @@ def plan_step(
         samples_per_s=num_rows / simulation.step_s,
         simulation=simulation,
         epoch=epoch,
+        tiles=_plan_tiles(found, machine, layout.sizes) if config.mesh.tiles else (),
     )
+
+
+def _plan_tiles(found: Probe, machine: Machine, sizes: Sequence[int]) -> tuple[TilePlan, ...]:
+    data = found.data
+    plans = []
+    for timed in found.steps:
+        between = [
+            event
+            for event in timed.events
+            if isinstance(event, Message) and axes_of(event.ranks, sizes) == ("cp",)
+        ]
+        sends = [each for each in between if each.kind == "send"]
+        sums = [each for each in between if each.kind == "all_reduce"]
+        plans.append(TilePlan(
+            rank=timed.rank,
+            messages=len(sends),
+            sent_bytes=sum(each.num_bytes for each in sends),
+            sending_s=sum(
+                machine.message("send", (timed.rank, each.peer or 0), each.num_bytes).seconds
+                for each in sends
+            ),
+            sums=len(sums),
+            summed_bytes=sum(each.num_bytes for each in sums),
+            kept_row_bytes=data.row_bytes if data else 0.0,
+            read_row_bytes=data.source_row_bytes if data else 0.0,
+        ))  # fmt: skip
+    return tuple(plans)
 
 
 def _place_on(
@@ -159,8 +217,8 @@ def _checkpoint_s(job: FedJob, sizes: Sequence[int], traces: Sequence[Trace]) ->
         rate = job.storage.write_gbyte_s * 1e9
     if not (run.checkpoint_epochs and traces and rate) or run.checkpoint_async:
         return 0.0
-    # Copies of a part are written once
-    of_stage = math.prod(sizes[2:])
+    # Copies of a part are written once; of several tiles' ranks, each was traced
+    of_stage = math.prod(sizes[2:]) * sizes[0] / len(traces)
     return sum(trace.kept_bytes for trace in traces) * of_stage / rate / run.checkpoint_epochs
 
 

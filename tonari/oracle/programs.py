@@ -13,13 +13,33 @@ def programs(of_stages: Sequence[Timed], world_size: int, sizes: Sequence[int]) 
     """Hand out what each rank of a job does, in the order of the ranks.
 
     Args:
-        of_stages: By coordinate of pp, what a rank there does.
+        of_stages: What the first rank of each kind does; see `first_ranks`.
         world_size: Ranks of the job.
         sizes: Ranks along each of ``tonari.trainer.mesh.mesh.AXES``.
     """
+    kinds = [timed.rank for timed in of_stages]
     return [
-        moved(of_stages[rank * sizes[0] // world_size], rank, sizes) for rank in range(world_size)
+        moved(of_stages[kinds.index(first_like(rank, kinds, world_size, sizes))], rank, sizes)
+        for rank in range(world_size)
     ]
+
+
+def first_ranks(world_size: int, sizes: Sequence[int], *, num_tiles: int) -> list[int]:
+    """List the first rank of each kind, which compute where nobody else does.
+
+    By coordinate of pp; and where samples are cut, by tile: those at an end have fewer neighbours.
+    """
+    return [
+        coordinate * (world_size // sizes[0]) + tile
+        for coordinate in range(sizes[0])
+        for tile in range(num_tiles)
+    ]
+
+
+def first_like(rank: int, firsts: Sequence[int], world_size: int, sizes: Sequence[int]) -> int:
+    """Find which of `first_ranks` computes as a rank does."""
+    num_tiles = len(firsts) // sizes[0]
+    return firsts[rank * sizes[0] // world_size * num_tiles + rank % num_tiles]
 
 
 def moved(timed: Timed, rank: int, sizes: Sequence[int]) -> Timed:

@@ -36,11 +36,13 @@ from tonari.trainer.run.build import (
     make_task,
     make_without_data,
     spread,
+    take_tiles,
 )
 from tonari.trainer.run.optimizers import build_optimizer
 from tonari.trainer.run.own import Own, own_of
 from tonari.trainer.run.step import train_step
 from tonari.trainer.run.tasks import Task
+from tonari.trainer.run.tiled import of_tile
 
 WARM_UP_STEPS = 2
 """Steps before the recorded one: an optimizer makes its state, a pipeline its buffers."""
@@ -82,7 +84,6 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
             data.
     """
     own = own_of(config, own)
-    check_tiles(config)
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank is {rank}, expected 0 to {world_size - 1}")
     layout = lay_out(config, world_size)
@@ -95,7 +96,10 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
         task = make_task(config, own, mesh=mesh, replica=place.replica)
         device = torch.device("cpu")
         swap = Swap(config.mesh.swap_blocks, device, least_bytes=NO_COPIES)
-        parts = spread(config, model, mesh, place, swap=swap)
+        tile = None
+        if place.tiles:
+            task, tile = take_tiles(config, own, task, mesh=mesh)
+        parts = spread(config, model, mesh, place, swap=swap, tile=tile)
         recorder = Imagined()
         try:
             with fake_tensors(), recorder:
@@ -130,20 +134,6 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
             events=tuple(recorder.events),
             kept_bytes=recorder.live_bytes - batch_bytes,
             peak_bytes=recorder.peak_bytes - batch_bytes,
-        )
-
-
-def check_tiles(config: Config) -> None:
-    """Refuse tiles, whose layers exchange what neither traces nor probes count.
-
-    Raises:
-        ConfigError: If there are any.
-    """
-    if config.mesh.tiles:
-        raise ConfigError(
-            f"mesh.tiles is {list(config.mesh.tiles)}, expected none in a trace, a probe or a "
-            "plan, which do not count what layers exchange between tiles; see docs/tiles.md for "
-            "that, and `tonari train --dry-run` without --trace for memory"
         )
 
 
@@ -182,7 +172,7 @@ def make_batch(config: Config, own: Own, task: Task, place: Place) -> Batch:
     wanted |= {*(task.columns.target if place.has_target else ())}
     batch = {
         name: _column(name, field, rows)
-        for name, field in make_fields(config, own).items()
+        for name, field in of_tile(make_fields(config, own), place.tile).items()
         if name in wanted
     }
     batch |= {

@@ -126,6 +126,8 @@ def _document(choice: "Choice") -> dict[str, Any]:
 
 
 def _words(choice: "Choice") -> list[str]:
+    from tonari.plan.explain import tile_table
+
     planned, gpu = choice.plan, choice.probe.gpu
     lines = [
         f"a step: {planned.step_s:.3f} s ({planned.low_s:.3f} to {planned.high_s:.3f}), "
@@ -142,7 +144,9 @@ def _words(choice: "Choice") -> list[str]:
     return [
         *lines,
         "",
-        f"most memory of tensors a rank, by coordinate of pp: {memory}",
+        f"most memory of tensors a rank, by coordinate of pp{' and tile' * bool(planned.tiles)}: "
+        f"{memory}",
+        *(["", *tile_table(planned.tiles).text()] if planned.tiles else []),
         *([f"{gpu}: {NOT_PLANNED}"] if gpu else []),
     ]
 

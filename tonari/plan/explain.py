@@ -10,7 +10,9 @@ from tonari.sizes import format_bytes
 if TYPE_CHECKING:
     from tonari.oracle.explain import Explanation
     from tonari.oracle.paradl import RingTimes
+    from tonari.oracle.plan import TilePlan
 
+TILES = ("rank", "halos", "bytes", "by links alone", "sums", "bytes", "kept", "read")
 HEAD = ("term", "equation", "by it, s", "simulated, s")
 NOTES = (
     "By ParaDL's equations (Kahira et al., HPDC 2021): each stage computes what it was timed at "
@@ -71,6 +73,19 @@ def explanation_table(rows: Sequence[ExplainedRow]) -> Table:
         for row in rows
     ]
     return Table(HEAD, cells, "A step by simple equations")
+
+
+def tile_table(tiles: Sequence["TilePlan"]) -> Table:
+    """Lay out what ranks exchange between tiles of a sample, and hold of one."""
+    rows = [
+        [
+            str(tile.rank), f"{tile.messages:,}", format_bytes(tile.sent_bytes),
+            f"{tile.sending_s:.4f} s", f"{tile.sums:,}", format_bytes(tile.summed_bytes),
+            format_bytes(round(tile.kept_row_bytes)), format_bytes(round(tile.read_row_bytes)),
+        ]
+        for tile in tiles
+    ]  # fmt: skip
+    return Table(TILES, rows, "Between tiles, in a step; and a rank's tile of a sample")
 
 
 def _equation(ring: "RingTimes") -> str:

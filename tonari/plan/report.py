@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonari.plan.choice import choice_notes, choice_table
-from tonari.plan.explain import explanation_table
+from tonari.plan.explain import explanation_table, tile_table
 from tonari.plan.picture import Drawing, part_name, plan_bars, search_bars
 from tonari.plan.search import (
     fastest_words,
@@ -49,6 +49,8 @@ def plan_page(choices: Sequence["Choice"], terms: Sequence["ExplainedRow"], comm
     if epoch:
         rows = [_part(name, s, epoch.epoch_s) for name, s in _longest(epoch.parts_s) if s]
         tables.append(Table(PARTS, rows, "An epoch"))
+    if plan.tiles:
+        tables.append(tile_table(plan.tiles))
     if terms:
         tables.append(explanation_table(terms))
     several = len(choices) > 1

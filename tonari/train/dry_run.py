@@ -1,11 +1,13 @@
 """`tonari train CONFIG --dry-run`: what the run would be, as tables or as JSON."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 
 from tonari.oracle import Operator, Traffic, trace_step, traffic
+from tonari.oracle.programs import first_ranks
 from tonari.report.tables import Table
 from tonari.sizes import format_bytes
 from tonari.trainer.config.config import Config
@@ -69,13 +71,12 @@ class TracedStep:
 def _trace(config: Config, found: DryRun, world_size: int) -> tuple[TracedStep, ...]:
     sizes = [*found.axes.values()]
     steps = []
-    for pp_rank in range(found.axes["pp"]):
-        rank = pp_rank * (world_size // found.axes["pp"])
+    for rank in first_ranks(world_size, sizes, num_tiles=math.prod(config.mesh.tiles)):
         trace = trace_step(config, world_size=world_size, rank=rank)
         operators = [event for event in trace.events if isinstance(event, Operator)]
         steps.append(
             TracedStep(
-                pp_rank=pp_rank,
+                pp_rank=rank * sizes[0] // world_size,
                 rank=rank,
                 kept_bytes=trace.kept_bytes,
                 peak_bytes=trace.peak_bytes,
@@ -168,12 +169,15 @@ OFFLOADED = (
     "mesh.offload: of it parameters, gradients and the optimizer's state lie in the host's memory"
 )
 TILED = (
-    "mesh.tiles: activations are a tile's part of the whole; halos and their messages are not "
-    "counted (docs/tiles.md)"
+    "mesh.tiles: activations are a tile's part of the whole, without halos; --trace counts these, "
+    "and their messages (docs/tiles.md)"
 )
 MEMORY_TITLE = "Its memory, in bytes; activations are estimated (docs/train.md), buffers left out"
 MEMORY = ("pp", "parameters", "gathered", "gradients", "optimizer", "activations", "total")
-STEP_TITLE = "A step without data, as the first rank at each pp coordinate; bytes without the batch"
+STEP_TITLE = (
+    "A step without data, as the first rank at each pp coordinate (with each tile); bytes without "
+    "the batch"
+)
 STEP = ("pp", "rank", "kept", "most", "GFLOP", "operators")
 SENT = ("pp", "message", "along", "times", "bytes")
 FED_TITLE = "How batches come to the ranks (of the first of the replicas that are fed alike)"

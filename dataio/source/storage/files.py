@@ -14,6 +14,7 @@ requests are made in threads that can be left behind. A local disk is read in th
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -222,7 +223,7 @@ class Storage:
         self._remotes: dict[str, Remote] = {}
         self._names = UrlNames()
         self._fails_beside: set[str] = set()
-        self._shared: dict[Path, bool] = {}
+        self._shared: dict[str, bool] = {}
         self._expected: dict[str, tuple[int, int | None]] = {}
         self.bytes_read = 0
         self.num_opens = 0
@@ -246,7 +247,7 @@ class Storage:
         if "://" in path:
             handle = self._ask_remote(path, lambda at, url: at.open(url), doing="opening it")
         else:
-            watched = self._is_watched(path)
+            watched = self.is_watched(path)
             handle = self.ask(
                 path, lambda: LocalFile(path, watched=watched), doing="opening it", watched=watched
             )
@@ -287,7 +288,7 @@ class Storage:
             with self.open(path) as file:
                 return file.size, file.mtime_ns
         self.take_turn()
-        status = self.ask(path, Path(path).stat, watched=self._is_watched(path))
+        status = self.ask(path, Path(path).stat, watched=self.is_watched(path))
         return status.st_size, status.st_mtime_ns
 
     def exists(self, path: str, *, is_optional: bool = False) -> bool:
@@ -303,7 +304,7 @@ class Storage:
         """
         path = self.name(path)
         if "://" not in path:
-            return self.ask(path, Path(path).is_file, watched=self._is_watched(path))
+            return self.ask(path, Path(path).is_file, watched=self.is_watched(path))
         if self._names.is_out_of_reach(path):
             return False
         directory = path.rpartition("/")[0]
@@ -460,13 +461,14 @@ class Storage:
         if self._throttle is not None:
             self._throttle.take(0)
 
-    def _is_watched(self, path: str) -> bool:
+    def is_watched(self, path: str) -> bool:
+        """Say whether requests for a local file may hang, as those to a server do."""
         if self._watch is not None:
             return self._watch
         # By directory, since a source may have millions of files.
-        parent = Path(path).parent
+        parent = os.path.dirname(path)  # noqa: PTH120
         if parent not in self._shared:
-            self._shared[parent] = self.ask(path, lambda: filesystem_of(parent).is_shared)
+            self._shared[parent] = self.ask(path, lambda: filesystem_of(Path(parent)).is_shared)
         return self._shared[parent]
 
     def _gave_up(self, path: str, doing: str, error: GaveUpError) -> SourceError:

@@ -215,8 +215,11 @@ def copy_out(
             room[start:stop] = views[heap][begin:end]
 
 
-def exceeds_memory(reader: RowReader, *, memory_bytes: int | None = None) -> bool:
-    """Whether a pool's files exceed the memory that could hold them."""
+def exceeds_memory(
+    reader: RowReader, *, memory_bytes: int | None = None, num_tiles: int = 1
+) -> bool:
+    """Whether a pool's files exceed the memory that could hold them, and those of other tiles."""
     heaps = reader.directory.glob("heap-*.bin")
     held = sum(path.stat().st_size for path in (*heaps, *(file.path for file in reader.fixed)))
-    return held > MEMORY_FRACTION * (memory_limit() if memory_bytes is None else memory_bytes)
+    limit = memory_limit() if memory_bytes is None else memory_bytes
+    return num_tiles * held > MEMORY_FRACTION * limit

@@ -41,7 +41,7 @@ def fetcher(pool):
 
 @pytest.fixture
 def beyond_memory(monkeypatch):
-    monkeypatch.setattr("dataio.store.cache.exceeds_memory", lambda reader: True)
+    monkeypatch.setattr("dataio.store.cache.exceeds_memory", lambda reader, **_: True)
 
 
 def reader_of(pool):
@@ -98,7 +98,7 @@ def test_each_row_is_read_once_and_nothing_beside_it(
     pool, monkeypatch, beyond_memory, num_threads, short
 ):
     with monkeypatch.context() as plain:
-        plain.setattr("dataio.store.cache.exceeds_memory", lambda reader: False)
+        plain.setattr("dataio.store.cache.exceeds_memory", lambda reader, **_: False)
         expected = gathered(pool, KINDS)
     if not short:
         monkeypatch.setattr(fetch_module, "SHORT_BYTES", 0)

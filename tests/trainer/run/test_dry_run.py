@@ -74,9 +74,11 @@ def test_of_tiles_a_part_of_the_activations_is_counted(
     assert main([settings(2, 2), "--dry-run", "--world", "8", "--nodes", "4"]) == 0
     printed = capsys.readouterr().out
     assert "a group of mesh.tiles=4 spans 2 nodes" in printed
-    assert "halos and their messages are not counted" in printed
-    with pytest.raises(ConfigError, match="do not count what layers exchange between tiles"):
-        main([settings(2, 2), "--dry-run", "--world", "4", "--trace"])
+    assert "a tile's part of the whole, without halos; --trace counts these" in printed
+    assert main([settings(2, 2), "--dry-run", "--world", "4", "--trace", "--json"]) == 0
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    assert [step["rank"] for step in steps] == [0, 1, 2, 3]
+    assert all({"send", "receive"} <= {each["kind"] for each in step["traffic"]} for step in steps)
 
 
 def test_memory_follows_the_optimizer_the_schedule_and_recomputation(tmp_path: Path) -> None:

@@ -198,6 +198,7 @@ CALLS: dict[str, Function] = {
     "other cuts": lambda x: F.pad(x, (5, 0))[..., :, :].mul(2) + F.pad(x, (0, 5)),
     "in place": lambda x: x.clone().add_(F.pad(x, (0, 0, 3, -3))).clamp_(-0.5, 0.5) * x,
     "halves of channels": lambda x: x[:, :2] * x.chunk(2, 1)[1] + x.flip(1)[:, 2:],
+    "flipped": lambda x: x.flip(2, 3) * x + torch.flip(x, [-1]).cos() * x.flip(dims=(0, 2)),
     "last": lambda x: F.linear(x.movedim(1, -1), TARGET[0, 0, :3, :4]) @ TARGET[0, 0, :3, :2],
     "a channel": lambda x: x[0, 1].unsqueeze(0).transpose(1, 2) + 1,
     "reversed operands": lambda x: (1 - x) / (2 + x.abs()) + 2 / (x.square() + 1),
@@ -262,7 +263,7 @@ def assigned(x: Tensor, to: Any) -> Tensor:
 
 WHOLE = torch.zeros(SHAPE)
 REFUSED: dict[str, Function] = {
-    "flip": lambda x: x.flip(2),
+    "flip of tokens": lambda x: tokens(x).flip(1),
     "roll": lambda x: x.roll(1, 3),
     "roll all": lambda x: x.roll(1),
     "softmax": lambda x: x.softmax(-1),

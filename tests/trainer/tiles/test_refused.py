@@ -201,12 +201,31 @@ def test_half_precision_is_as_autocast_has_it(grid: Grid) -> None:
     )
 
 
-@pytest.mark.parametrize("case", ["CosmoFlow", "U-Net, volumes"])
-def test_a_rank_keeps_its_share_and_needs_little_more_at_a_time(case: str) -> None:
-    for parts, kept, peak in (((2,), 0.52, 0.57), ((2, 2), 0.27, 0.32)):
+@pytest.mark.parametrize(
+    ("case", "kept", "peak"),
+    [
+        ("CosmoFlow", (0.52, 0.27), (0.57, 0.32)),
+        ("U-Net, volumes", (0.52, 0.27), (0.57, 0.32)),
+        pytest.param("ViT, pictures", (0.57, 0.29), (0.58, 0.32), marks=pytest.mark.thorough),
+    ],
+)
+def test_a_rank_keeps_its_share_and_needs_little_more_at_a_time(
+    case: str, kept: tuple[float, float], peak: tuple[float, float]
+) -> None:
+    for number, parts in enumerate([(2,), (2, 2)]):
         found = measure(case, parts)
-        assert found["kept_fraction"] < kept
-        assert found["peak_fraction"] < peak
+        assert found["kept_fraction"] < kept[number]
+        assert found["peak_fraction"] < peak[number]
+
+
+def test_keys_that_were_changed_behind_attention_are_not_gathered_again() -> None:
+    with played(2, 0) as group:
+        places = tiled(torch.rand(1, 2, 4, 3, requires_grad=True), Grid((2,), group), (8, 3))
+        keys = cast(TiledTensor, places * 2)
+        looked = cast(TiledTensor, F.scaled_dot_product_attention(places, keys, keys))
+        keys.local.zero_()
+        with pytest.raises(RuntimeError, match="tiles: keys or values were changed in place"):
+            looked.local.sum().backward()
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 9), st.integers(0, 9), st.booleans())

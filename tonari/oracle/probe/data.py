@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import os
 import statistics
 import tempfile
@@ -14,11 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio import NodeCache
+from dataio import Array, NodeCache
 from dataio.base.filesystem import cache_directory
 from dataio.base.sizes import parse_bytes
 from dataio.job.launch import Job
 from dataio.rows.fields import row_schema
+from dataio.source.base import ReadsTiles
 from dataio.source.counts import own_directory
 from dataio.world import World
 from tonari.oracle.probe.pieces import count_pieces
@@ -26,7 +28,9 @@ from tonari.oracle.windows import Pieces
 from tonari.trainer.config.config import Config, MeshConfig
 from tonari.trainer.config.importance import ImportanceConfig
 from tonari.trainer.deliver.deliver import ReplicaLoader
+from tonari.trainer.mesh.place import tile_of
 from tonari.trainer.run.build import (
+    RunLayout,
     build_loader,
     build_place,
     lay_out,
@@ -37,6 +41,7 @@ from tonari.trainer.run.build import (
 )
 from tonari.trainer.run.images import with_keys
 from tonari.trainer.run.own import Own, own_of
+from tonari.trainer.run.tiled import are_tiled, of_tile, uncut
 
 QUOTA = "1GB"
 """Of the rows that are staged to see how long it takes."""
@@ -54,7 +59,8 @@ class DataTimes:
 
     Attributes:
         readers: Ranks that read at a time.
-        num_rows: Of the training data.
+        num_rows: Of the training data; where each tile of a sample is read by itself, of tiles: all
+            else is then of one, by the times and bytes of whole samples.
         evaluated_rows: Of what is evaluated on, padding included; 0: nothing is.
         row_bytes: As rows lie in the cache, with their place in its manifest; mean.
         source_row_bytes: What is read from the source to stage one, with its part of headers;
@@ -118,11 +124,51 @@ def time_data(
     with _directory(config, job.world) as directory:
         if job.world.rank < readers:
             team = replace(job, world=job.world.part(range(readers)))
-            own = own_of(config, own)
+            own = given = own_of(config, own)
+            if by_tile := are_tiled(config, make_fields(config, own)):
+                own = replace(
+                    own,
+                    fields=uncut(own.fields or {}),
+                    evaluation_fields=own.evaluation_fields and uncut(own.evaluation_fields),
+                )
             plain = with_keys(_plain(config, directory), own, team.world)
             found = _time_loader(plain, team, own)
+            found = _of_tiles(config, given, found) if by_tile else found
         job.world.barrier(doing="timing the loader")
     return found
+
+
+def reads(config: Config, layout: RunLayout, rank: int, own: Own | None = None) -> bool:
+    """Whether a rank reads rows, or where each tile is read by itself, its tiles of them."""
+    place = build_place(config, layout, rank)
+    if are_tiled(config, make_fields(config, own_of(config, own))):
+        place = tile_of(place)
+    return place.reads
+
+
+def _of_tiles(config: Config, own: Own, found: DataTimes) -> DataTimes:
+    """Make of the times of whole samples those of their tiles, which are a rank's rows."""
+    fields, num_tiles = make_fields(config, own), math.prod(config.mesh.tiles)
+    source = training_source(config, index_cache=own_directory(Path(config.data.cache.path)))
+    kept_bytes = read_bytes = whole_bytes = 0
+    for field in of_tile(fields, 0).values():
+        if isinstance(field, Array) and field.tiles is not None:
+            its = [field.column(""), replace(field, tiles=None).column("")]
+            here, of_all = (np.dtype(one.dtype).itemsize * math.prod(one.shape) for one in its)
+            kept_bytes, whole_bytes = kept_bytes + here, whole_bytes + of_all
+            read_bytes += (
+                source.tile_bytes(field, field.tiles)[0]
+                if isinstance(source, ReadsTiles)
+                else of_all
+            )
+    return replace(
+        found,
+        num_rows=found.num_rows * num_tiles,
+        evaluated_rows=found.evaluated_rows * num_tiles,
+        row_bytes=found.row_bytes - whole_bytes + kept_bytes,
+        source_row_bytes=found.source_row_bytes * min(read_bytes / whole_bytes, 1.0),
+        batch_s=found.batch_s * kept_bytes / whole_bytes,
+    )
 
 
 def _plain(config: Config, directory: Path) -> Config:

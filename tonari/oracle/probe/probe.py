@@ -4,6 +4,7 @@ A probe of several nodes is one of the first node, with the messages between nod
 """
 
 import json
+import math
 import os
 import statistics
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from dataio.job.memory import keep_freed_memory
 from dataio.world import Topology, World, discover_world
 from tonari.oracle.clock import Gpu, find_gpu
 from tonari.oracle.errors import OracleError
-from tonari.oracle.probe.data import DataTimes, data_times, time_data
+from tonari.oracle.probe.data import DataTimes, data_times, reads, time_data
 from tonari.oracle.probe.messages import (
     EXCHANGE,
     LINK_SIZES,
@@ -30,12 +31,12 @@ from tonari.oracle.probe.messages import (
     time_links,
     time_messages,
 )
+from tonari.oracle.programs import first_like, first_ranks
 from tonari.oracle.record import Message, Wait
 from tonari.oracle.stopwatch import Timed, time_step
-from tonari.oracle.trace import check_tiles
 from tonari.trainer.config.config import Config
 from tonari.trainer.private.messages import limit_waits_of_groups
-from tonari.trainer.run.build import build_place, lay_out
+from tonari.trainer.run.build import lay_out
 from tonari.trainer.run.own import Own
 
 FORMAT = 4
@@ -52,7 +53,8 @@ class Probe:
         world_size: Of the job whose steps were timed.
         messages: Among the ranks of a node, and between nodes if there were several.
         settings: What of the job's settings decides what a step computes, by section.
-        steps: By pp coordinate: what a rank there computes where nobody else does.
+        steps: Of the first rank of each kind, by pp coordinate and tile: what it computes where
+            nobody else does.
         slowdowns: So many ranks computing at a time, and how many times longer it took them; of
             the laps of ``steps``, the spread is that beside the most of them.
         evaluations: As ``steps``, of a batch that is evaluated; empty if ``data`` is None.
@@ -122,17 +124,16 @@ def probe(
         ranks = count_ranks(world.topology)
         gpu = find_gpu(config, world)
     # Before anything is timed: what does not fit is not worth a wait.
-    check_tiles(config)
     layout = lay_out(config, world_size)
     # As in a run, where `join` does it: steps here are timed outside of one
     keep_freed_memory()
     of_data: DataTimes | None = None
     if data:
-        readers = sum(build_place(config, layout, rank).reads for rank in range(ranks))
+        readers = sum(reads(config, layout, rank, own) for rank in range(ranks))
         with join(device="cpu", timeout_s=timeout_s) as job:
             of_data = time_data(config, job, readers=readers, own=own)
     with discover_world(timeout_s=timeout_s) as world:
-        found = _time_steps(config, world, layout.sizes[0], world_size, own, steps, gpu)
+        found = _time_steps(config, world, layout.sizes, world_size, own, steps, gpu)
         evaluations: tuple[Timed, ...] = ()
         if data and world.rank == 0:
             evaluations = tuple(
@@ -204,8 +205,8 @@ def count_ranks(topology: Topology) -> int:
 
 
 def _time_steps(
-    config: Config, world: World, pp: int, world_size: int, own: Own | None, steps: int,
-    gpu: Gpu | None,
+    config: Config, world: World, sizes: Sequence[int], world_size: int, own: Own | None,
+    steps: int, gpu: Gpu | None,
 ) -> Probe:  # fmt: skip
     def together(ranks: Sequence[int]) -> list[Timed]:
         """Let as many processes as there are ranks each be one, and hand out what all timed."""
@@ -220,19 +221,18 @@ def _time_steps(
         parts = world.allgather(found, doing="timing steps")
         return [_timed(json.loads(part)) for part in parts if part]
 
-    firsts = [coordinate * (world_size // pp) for coordinate in range(pp)]
+    firsts = first_ranks(world_size, sizes, num_tiles=math.prod(config.mesh.tiles))
     alone = {rank: together([rank])[0] for rank in firsts}
-    # Ranks at one coordinate of pp compute alike
-    of = {rank: alone[firsts[rank * pp // world_size]] for rank in range(world_size)}
+    like = {rank: first_like(rank, firsts, world_size, sizes) for rank in range(world_size)}
     slowdowns = [(1, 1.0)]
     steps_of: dict[int, Timed] = {}
     for count in group_sizes(count_ranks(world.topology))[1:]:
         ranks = [number * world_size // count for number in range(count)]
         timed = together(ranks)
         shares = [
-            each.core_s / of[rank].core_s for rank, each in zip(ranks, timed, strict=True)
+            each.core_s / alone[like[rank]].core_s for rank, each in zip(ranks, timed, strict=True)
         ]  # fmt: skip
-        steps_of |= {each.rank // (world_size // pp): each for each in reversed(timed)}
+        steps_of |= {like[each.rank]: each for each in reversed(timed)}
         slowdowns.append((count, max(sum(shares) / count, 1.0)))
     return Probe(
         torch=torch.__version__,
@@ -243,8 +243,7 @@ def _time_steps(
         settings=step_settings(config),
         messages=(),
         steps=tuple(
-            as_fast_as(alone[first], steps_of.get(coordinate, alone[first]))
-            for coordinate, first in enumerate(firsts)
+            as_fast_as(alone[first], steps_of.get(first, alone[first])) for first in firsts
         ),
         slowdowns=tuple(slowdowns),
         gpu=gpu.name if gpu else "",

@@ -4,7 +4,8 @@ Why: a recomputed block has to know that it runs inside of a backward pass; copi
 made once, behind it; what a module changes in place must be seen, and may be no view; parameters
 are filled with other numbers between two passes without autograd's complaint about changed values.
 Public instead: none (a hook on all parameters fires per parameter, and not for those without a
-gradient).
+gradient). What a backward pass keeps is one's own only where no hooks keep it, such as those of
+recomputation, which computes again as it is asked.
 """
 
 from collections.abc import Callable
@@ -14,8 +15,8 @@ from torch.autograd import Variable
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserve_versions
 
 __all__ = [
-    "ABOUT_MEMORY", "call_after_backward", "in_backward", "is_view", "preserve_versions",
-    "version_of",
+    "ABOUT_MEMORY", "call_after_backward", "in_backward", "is_view", "keeps_otherwise",
+    "preserve_versions", "version_of",
 ]  # fmt: skip
 
 ABOUT_MEMORY = (
@@ -44,3 +45,8 @@ def version_of(tensor: torch.Tensor) -> int:
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a view to autograd."""
     return tensor._is_view()
+
+
+def keeps_otherwise() -> bool:
+    """Whether what is kept for the backward pass goes through hooks here."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

@@ -310,12 +310,7 @@ def build_rank(
     model = model.double() if settings.dtype == "float64" else model
     tile = None
     if place.tiles:
-        grid, sample = (
-            Grid(settings.tiles, mesh.get_group("cp")),
-            sample_shape(config, task, fields),
-        )
-        task = TiledTask(task, grid, sample, fields)
-        tile = partial(tile_stages, grid=grid, sample_shape=sample)
+        task, tile = take_tiles(config, own, task, mesh=mesh)
     parts = spread(config, model, mesh, place, swap=make_swap(config, device), tile=tile)
     if settings.channels_last:
         lay_channels_last(parts, num_ranks=mesh.size())
@@ -363,6 +358,17 @@ def make_swap(config: Config, device: torch.device) -> Swap | None:
     if count and device.type == "cpu":
         raise ConfigError(NO_SWAP.format(count, "the run is on the CPU"))
     return Swap(count, device) if count else None
+
+
+def take_tiles(
+    config: Config, own: Own, task: Task, *, mesh: DeviceMesh
+) -> tuple[Task, Tile]:  # fmt: skip
+    """Have a task, and what `spread` makes, take a rank's tile of samples."""
+    fields = make_fields(config, own)
+    grid, sample = Grid(config.mesh.tiles, mesh.get_group("cp")), sample_shape(config, task, fields)
+    return TiledTask(task, grid, sample, fields), partial(
+        tile_stages, grid=grid, sample_shape=sample
+    )
 
 
 def spread(

@@ -1,13 +1,17 @@
 """Attention: each rank has the queries of its tile, and gets the keys and values of all tiles."""
 
 import inspect
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tonari.trainer.private.autograd import keeps_otherwise, version_of
 from tonari.trainer.private.dispatch import EnableTorchFunction
+from tonari.trainer.private.storages import storage_id
 from tonari.trainer.tiles.positions import over_last
 from tonari.trainer.tiles.tensor import UNKNOWN, TiledTensor, computes, refuse, whole
 
@@ -29,7 +33,8 @@ def multiply(func: Any, left: Any, right: Any) -> TiledTensor:
         refuse(func, "has the tile on its right", UNKNOWN)
     check_places(func, left)
     check_places(func, right, dims=(-2, -1))
-    return left.behind(func(left.local, whole(right)))
+    gathered = whole(right)
+    return left.behind(_kept_local(func(left.local, gathered), [left.local], (right, gathered)))
 
 
 @computes("scaled_dot_product_attention")
@@ -44,12 +49,53 @@ def attend(
     if not isinstance(query, TiledTensor):
         return func(query, whole(key), whole(value), whole(attn_mask), dropout_p, **named)  # type: ignore[no-any-return]
     if dropout_p == 0:
-        mask = query.aligned(attn_mask)
-        return query.behind(func(query.local, whole(key), whole(value), mask, **named))
+        mask, keys, values = query.aligned(attn_mask), whole(key), whole(value)
+        given = func(query.local, keys, values, mask, **named)
+        inputs = [query.local] if mask is None else [query.local, mask]
+        return query.behind(_kept_local(given, inputs, (key, keys), (value, values)))
     if named.pop("enable_gqa", False):
         refuse(func, "has dropout and enable_gqa", "give it as many keys and values as queries")
     with EnableTorchFunction():
         return _weigh(query, key, attn_mask, dropout_p, **named) @ value
+
+
+def _kept_local(given: Tensor, inputs: Sequence[Any], *gathered: tuple[Any, Tensor]) -> Tensor:
+    """Have the backward pass gather again what it would keep of all tiles; it keeps this one's.
+
+    Not where hooks keep it: what recomputation makes is there for one block at a time.
+    """
+    tiles = {
+        storage_id(of_all.untyped_storage()): tile.like(tile.local.detach())
+        for tile, of_all in gathered
+        if isinstance(tile, TiledTensor) and of_all.data_ptr() != tile.local.data_ptr()
+    }
+    nodes = [given.grad_fn] if tiles and not keeps_otherwise() else []
+    before = {each.grad_fn for each in [*inputs, *(of_all for _, of_all in gathered)]}
+    while nodes:
+        if (node := nodes.pop()) is None or node in before:
+            continue
+        nodes += [other for other, _ in node.next_functions]
+        for name in [each for each in dir(node) if each.startswith("_raw_saved_")]:
+            kept = getattr(node, name.replace("_raw", "", 1))
+            if isinstance(kept, Tensor) and storage_id(kept.untyped_storage()) in tiles:
+                tile = tiles[storage_id(kept.untyped_storage())]
+                getattr(node, name).register_hooks(partial(_let_go, tile), _gather_again)
+    return given
+
+
+def _let_go(tile: TiledTensor, kept: Tensor) -> tuple[Any, ...]:
+    return tile, version_of(tile.local), kept.shape, kept.stride(), kept.storage_offset()
+
+
+def _gather_again(let_go: tuple[Any, ...]) -> Tensor:
+    tile, version, *view = let_go
+    if version_of(tile.local) != version:
+        raise RuntimeError(
+            "tiles: keys or values were changed in place behind an attention that needs them for "
+            "its backward pass; change a copy of them"
+        )
+    with torch.no_grad():
+        return whole(tile).as_strided(*view)  # type: ignore[no-any-return]
 
 
 @computes("multi_head_attention_forward")

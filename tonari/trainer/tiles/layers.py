@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tonari.trainer.private.fakes import unset_fake_temporarily
 from tonari.trainer.tiles.exchange import add_up, fetch, moments
 from tonari.trainer.tiles.tensor import UNKNOWN, CutDim, TiledTensor, computes, refuse, spans
 from tonari.trainer.tiles.windows import check_spatial, cut_within, each_of
@@ -140,8 +141,7 @@ def pad(
             tile = tile.like(fetch(tile.local, [move]), cuts)
         else:
             # float64[padded]: the position that each of them repeats, as torch says
-            ramp = torch.arange(size, dtype=torch.float64)[None]
-            tile = resample(tile, cut.dim, F.pad(ramp, (low, high), mode)[0])
+            tile = resample(tile, cut.dim, F.pad(_positions(size)[None], (low, high), mode)[0])
     rest = [end for dim in range(tile.ndim - 1, -1, -1) for end in ends.get(dim, (0, 0))]
     rest = rest[: len(pad)]
     return tile.like(func(tile.local, rest, mode, value)) if any(rest) else tile
@@ -160,12 +160,18 @@ def interpolate(
         refuse(func, f"in mode {mode} is not cut as tiles are", "choose nearest or (bi)linear")
     sizes, scales = each_of(size, tile.ndim - 2), each_of(scale_factor, tile.ndim - 2)
     for dim, to, scale in zip(range(2, tile.ndim), sizes, scales, strict=True):
-        ramp = torch.arange(tile.shape[dim], dtype=torch.float64)[None, None]
         places = func(
-            ramp, to, scale, "linear" if is_linear else mode, align_corners, recompute_scale_factor
-        )
+            _positions(tile.shape[dim])[None, None], to, scale, "linear" if is_linear else mode,
+            align_corners, recompute_scale_factor,
+        )  # fmt: skip
         tile = resample(tile, dim, places.flatten())
     return tile
+
+
+def _positions(size: int) -> Tensor:
+    """Number positions: float64[size]; numbers also where a step is traced on none."""
+    with unset_fake_temporarily():
+        return torch.arange(size, dtype=torch.float64)
 
 
 def resample(tile: TiledTensor, dim: int, places: Tensor) -> TiledTensor:

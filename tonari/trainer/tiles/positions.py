@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tonari.trainer.private.trees import tree_leaves, tree_map
-from tonari.trainer.tiles.exchange import add_up
+from tonari.trainer.tiles.exchange import add_up, fetch
 from tonari.trainer.tiles.tensor import (
     UNKNOWN,
     Cut,
@@ -18,6 +18,7 @@ from tonari.trainer.tiles.tensor import (
     TiledTensor,
     computes,
     refuse,
+    spans,
     whole,
 )
 
@@ -90,7 +91,7 @@ def over_last(func: Any, tile: TiledTensor, operand: Any, *args: Any, **named: A
 
 
 ALONG = {"softmax": 1, "log_softmax": 1, "chunk": 2, "split": 2, "cumsum": 1, "glu": 1,
-         "normalize": 2, "flip": 1, "narrow": 1, "roll": 2}  # fmt: skip
+         "normalize": 2, "narrow": 1, "roll": 2}  # fmt: skip
 """Where each has its dimension among its arguments."""
 DEFAULTS = {"chunk": 0, "split": 0, "glu": -1, "normalize": 1}
 
@@ -100,10 +101,23 @@ def along(func: Any, tile: TiledTensor, *args: Any, **named: Any) -> Any:
     """Compute along a dimension that is not cut."""
     name, at = func.__name__, ALONG[func.__name__] - 1
     dims = named.get("dim", named.get("dims", args[at] if len(args) > at else DEFAULTS.get(name)))
-    if name == "flip" and len(args) > 1:
-        dims = args
     check_uncut(func, tile, dims)
     return tree_map(tile.like, func(tile.local, *args, **named))
+
+
+@computes("flip")
+def flip(func: Any, tile: TiledTensor, *args: Any, **named: Any) -> TiledTensor:
+    """Turn dimensions around: along one that is cut, a rank gets what lies opposite."""
+    dims = named.get("dims", args[0] if len(args) == 1 else args)
+    turned, local = (
+        {dim % tile.ndim for dim in ([dims] if isinstance(dims, int) else dims)},
+        tile.local,
+    )
+    for cut in tile.spatial(func) if turned & {*tile.cut_dims} else ():
+        if cut.dim in turned:
+            opposite = [(cut.size - b, cut.size - a) for a, b in spans(cut.starts)]
+            local = fetch(local, [tile.needed(cut, opposite)])
+    return tile.like(func(local, [*turned]))
 
 
 def check_uncut(func: Any, tile: TiledTensor, dims: Any) -> None:

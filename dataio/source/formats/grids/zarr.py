@@ -1,10 +1,11 @@
 """Zarr stores, versions 2 and 3, by zarr-python, whose bytes come through our own storage."""
 
+import lzma
 import os
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -16,8 +17,21 @@ from dataio.source.formats.grids.npz import ONE_ARRAY
 from dataio.source.formats.grids.variables import Variable
 from dataio.source.storage.files import Storage
 
+if TYPE_CHECKING:
+    from dataio.source.formats.grids.zarr_tensorstore import ChunkReader
+
 ROOTS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
 """A directory that holds one of these is a store."""
+_ERRORS = (
+    OSError,
+    RuntimeError,
+    KeyError,
+    ValueError,
+    TypeError,
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+)
 NUM_CHECKED = 1000
 """Files whose size and time of change go into the fingerprint."""
 
@@ -30,6 +44,7 @@ class ZarrFormat:
         library = _zarr(path)
         # It is a class of zarr's, which may not be installed.
         from dataio.source.formats.grids.zarr_store import SourceStore
+        from dataio.source.formats.grids.zarr_tensorstore import ChunkReader
 
         with _explained(path):
             store = SourceStore(storage, path)
@@ -42,7 +57,8 @@ class ZarrFormat:
                 for array in found.arrays.values()
                 if not array.shards and "Blosc" in repr(array.compressors[-1:])
             )
-        yield found
+        with closing(ChunkReader(found.arrays, store, path)) as found.chunks:
+            yield found
 
     def version(self, storage: Storage, path: str) -> list[int | str]:
         """Hash the names of its files, and size and time of change of 1,000 of them.
@@ -69,7 +85,7 @@ def _explained(path: str) -> Iterator[None]:
     """Name the store where zarr fails; errors of the storage stay as they are."""
     try:
         yield
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, EOFError, zlib.error) as error:
+    except _ERRORS as error:
         raise SourceError(
             f"{path}: zarr cannot read it ({type(error).__name__}: {error}), expected a whole "
             "store of version 2 or 3; files of it are missing or damaged: copy or write it again"
@@ -78,6 +94,8 @@ def _explained(path: str) -> Iterator[None]:
 
 class ZarrFile:
     """An open store."""
+
+    chunks: "ChunkReader"
 
     def __init__(self, node: Any, library: Any, path: str) -> None:
         self._path = path
@@ -94,7 +112,9 @@ class ZarrFile:
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
         with _explained(self._path):
-            values = np.asarray(self.arrays[name][box])
+            values = self.chunks.read(name, box)
+            if values is None:
+                values = np.asarray(self.arrays[name][box])
         return values.astype(object) if values.dtype.kind == "T" else values
 
 

@@ -13,6 +13,7 @@ from zarr.abc.store import (
 )
 from zarr.core.buffer import Buffer, BufferPrototype
 
+from dataio.base.errors import SourceError
 from dataio.source.storage.files import Storage
 
 
@@ -27,6 +28,8 @@ class SourceStore(Store):
         self._storage, self._path = storage, path
         self.blosc: tuple[str, ...] = ()
         """Begins of the keys of chunks that Blosc reads beyond where they were cut off."""
+        self.waits = "://" in path or storage.is_watched(f"{path}/")
+        """Whether requests wait for a server, so that several are made at once."""
 
     def with_read_only(self, read_only: bool = False) -> "SourceStore":
         if not read_only:
@@ -45,7 +48,7 @@ class SourceStore(Store):
         prototype: BufferPrototype,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        data = await asyncio.to_thread(self._get, key, byte_range)
+        data = await asyncio.to_thread(self.fetch, key, byte_range)
         return None if data is None else prototype.buffer.from_bytes(data)
 
     async def get_partial_values(
@@ -84,12 +87,26 @@ class SourceStore(Store):
             return [child.rstrip("/").rpartition("/")[2] for child in children]
         return self._storage.ask(place, lambda: sorted(os.listdir(place)))  # noqa: PTH208
 
-    def _get(self, key: str, byte_range: ByteRequest | None) -> bytes | None:
+    def fetch(self, key: str, byte_range: ByteRequest | None = None) -> bytes | None:
+        """Read a file, or a part of it; None if it is not there.
+
+        Raises:
+            SourceError: If the storage fails.
+            ValueError: If it is empty, or a chunk of Blosc that was cut off.
+        """
         path = f"{self._path}/{key}"
-        if not self._storage.exists(path):
+        if "://" in path and not self._storage.exists(path):
             return None
-        with self._storage.open(path) as file:
+        try:
+            opened = self._storage.open(path)
+        except SourceError as error:
+            if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
+                return None
+            raise
+        with opened as file:
             start, stop = 0, file.size
+            if not stop:
+                raise ValueError(f"{key} is empty")
             if isinstance(byte_range, RangeByteRequest):
                 start, stop = byte_range.start, min(byte_range.end, stop)
             elif isinstance(byte_range, OffsetByteRequest):

@@ -49,6 +49,7 @@ def read_all(anemoi, source=None):
     return values.reshape(-1, *anemoi.fields["data"].shape)
 
 
+@pytest.mark.usefixtures("zarr_reader")
 @diagonal(
     offsets=[range(1), range(3), (0, 1, 4)],
     stride=[1, 3],

@@ -76,6 +76,7 @@ def made(path: Path, chunks: tuple[int, ...] | None) -> Any:
     return ArrayFiles(path, dims={"x": DIMS}).open()
 
 
+@pytest.mark.usefixtures("zarr_reader")
 @pytest.mark.parametrize(
     ("name", "chunks", "parts", "halo", "most"),
     [

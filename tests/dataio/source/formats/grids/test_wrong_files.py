@@ -264,6 +264,7 @@ def test_a_throttle_counts_every_byte(tmp_path: Path) -> None:
     assert throttle.total_bytes == source.bytes_read > 0
 
 
+@pytest.mark.usefixtures("zarr_reader")
 @pytest.mark.parametrize("version", [2, 3])
 def test_an_array_within_a_store_opens_by_its_path(tmp_path: Path, version: Any) -> None:
     values = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -295,6 +296,7 @@ def test_no_library_is_imported_before_it_is_needed() -> None:
     assert done.stdout == "set()\n"
 
 
+@pytest.mark.usefixtures("zarr_reader")
 def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
     values = np.random.default_rng(0).random((40, 3))
     group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=3)
@@ -317,6 +319,7 @@ def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
             read_all(ArrayFiles(tmp_path / name).open(), fields)
 
 
+@pytest.mark.usefixtures("zarr_reader")
 def test_a_chunk_that_was_cut_off_is_found_whatever_compressed_it(tmp_path: Path) -> None:
     for codec in (numcodecs.Blosc(), numcodecs.GZip(), numcodecs.Zlib()):
         group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
@@ -376,6 +379,7 @@ def test_files_that_pack_numbers_otherwise_are_refused(tmp_path: Path, kind: Any
     assert len(read_all(ArrayFiles([tmp_path / "1"] * 2).open(), {"x": Int("x")})) == 8
 
 
+@pytest.mark.usefixtures("zarr_reader")
 @pytest.mark.parametrize("version", [2, 3])
 def test_a_store_may_be_one_array_with_chunks_of_fill(tmp_path: Path, version: Any) -> None:
     array = zarr.create_array(
@@ -407,6 +411,7 @@ def test_an_error_of_a_field_is_not_taken_for_a_damaged_file(tmp_path: Path, nam
         read_all(ArrayFiles(tmp_path / name).open(), {"x": Strict()})
 
 
+@pytest.mark.usefixtures("zarr_reader")
 def test_files_and_stores_behind_urls_are_read(tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
     h5(tmp_path / "a.h5", x=np.full((4, 3), 2, "f4"))

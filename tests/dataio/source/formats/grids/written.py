@@ -121,6 +121,8 @@ WRITTEN = {
     "netcdf5": Written("a.nc", lambda path: write_netcdf(path, "NETCDF3_64BIT_DATA")),
     "zarr2": Written("a.zarr", lambda path: write_zarr(path, 2)),
     "zarr3": Written("a.zarr", lambda path: write_zarr(path, 3)),
+    "zarr2 by zarr-python": Written("a.zarr", lambda path: write_zarr(path, 2)),
+    "zarr3 by zarr-python": Written("a.zarr", lambda path: write_zarr(path, 3)),
     "npz": Written("a.npz", lambda path: np.savez(path, **arrays()), named=False),  # type: ignore[arg-type]
     "npz-packed": Written(
         "a.npz", lambda path: np.savez_compressed(path, **arrays()), named=False  # type: ignore[arg-type]
