@@ -21,7 +21,7 @@ PICTURES = Extension(
 )
 
 
-class Wheel(bdist_wheel):
+class Wheel(bdist_wheel):  # type: ignore[misc]
     """Names the wheel by what was compiled."""
 
     def get_tag(self) -> tuple[str, str, str]:

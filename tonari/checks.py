@@ -18,7 +18,7 @@ from dataio.base.filesystem import (
     is_named,
     scratch_directories,
 )
-from dataio.rows.at_once import library as compiled
+from dataio.rows import at_once
 from dataio.rows.jpeg import turbojpeg
 from dataio.world.abandoned import abandoned_files
 from dataio.world.launchers import describe_pmi, find_launcher
@@ -111,7 +111,7 @@ def check_pictures() -> Finding:
         cure = f"for quicker random crops: {install_command('images')}, or libjpeg-turbo 3"
         return Finding("pictures", "look", "JPEGs are decoded whole, by simplejpeg", cure)
     found = f"regions of JPEGs by {library._name}"
-    if compiled() is None:
+    if at_once.library() is None:
         cure = "build the wheel where a C compiler is, or here: pip install PATH of a checkout"
         return Finding("pictures", "look", f"{found}, one picture at a time", cure)
     return Finding("pictures", "fine", f"{found}, many pictures in one call")

@@ -11,7 +11,7 @@ import pytest
 
 from dataio.base.errors import install_command
 from dataio.base.filesystem import Filesystem
-from dataio.rows import jpeg
+from dataio.rows import at_once, jpeg
 from tests.multirank import Launcher, launch_command, run_job
 from tonari import checks, doctor, probes
 from tonari.checks import Finding
@@ -249,9 +249,9 @@ def test_pictures_are_decoded_by_what_is_there(monkeypatch):
     jpeg.turbojpeg.cache_clear()
     if jpeg.turbojpeg() is None:
         return
-    if checks.compiled() is not None:
+    if at_once.library() is not None:
         assert told(checks.check_pictures()) == ("fine", "")
-    monkeypatch.setattr(checks, "compiled", lambda: None)
+    monkeypatch.setattr(at_once, "library", lambda: None)
     verdict, cure = told(checks.check_pictures())
     assert verdict == "look"
     assert "C compiler" in cure
