@@ -479,23 +479,14 @@ class RunState:
             )
 
         session.feedback.upto = position.running.steps
+        arguments = session.arguments
         remembered.append(
             Remembered(
-                position,
-                world.node,
-                sampling,
-                plan,
-                seen,
-                session.pool.scores,
-                session.feedback,
-                others,
-                sample_ids,
-                session.arguments.seed,
-                session.arguments.drop_last,
-                costs_of(session.source),
+                position, world.node, sampling, plan, seen, session.pool.scores, session.feedback,
+                others, sample_ids, arguments.seed, arguments.drop_last, costs_of(session.source),
                 session.exclusion,
             )
-        )
+        )  # fmt: skip
 
     def _enter(self, running: Running, restored: Restored | None) -> None:
         position, tiles = running.position, self.session.lasting.tiles

@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from dataio.base.errors import (
-    CacheBusyError,
-    CacheError,
-    CacheStagingError,
-    OtherDatasetError,
-)
+from dataio.base.errors import CacheBusyError, CacheError, CacheStagingError, OtherDatasetError
 from dataio.base.filesystem import cache_directory, filesystem_of
 from dataio.base.own import distrust
 from dataio.rows.fields import Array, Field, declarations, row_schema
