@@ -139,7 +139,7 @@ def _newest(metrics: Path) -> dict[str, Any]:
         known = {name: value for name, value in line.items() if value is not None}
         if known.get("kind") == "epoch":
             known["epochs"] = known["epoch"] + 1
-        found = known | found
+        found = known | found | {"step": max(known["step"], found.get("step", 0))}
         if "epochs" in found and {*LAST} <= {*found}:
             break
     return found

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -19,7 +20,12 @@ from dataio.rows.samples import Batch
 from tonari.terminal import show
 from tonari.trainer.checkpoint.agree import together
 from tonari.trainer.checkpoint.checkpoint import Checkpoints
-from tonari.trainer.checkpoint.directory import Progress, read_progress, set_aside_later
+from tonari.trainer.checkpoint.directory import (
+    EVALUATIONS,
+    Progress,
+    read_progress,
+    set_aside_later,
+)
 from tonari.trainer.checkpoint.restore import find, restore
 from tonari.trainer.checkpoint.state import check_finite
 from tonari.trainer.config.config import Config
@@ -53,9 +59,15 @@ from tonari.trainer.run.skips import Skips
 from tonari.trainer.run.step import evaluate, grouped, rescore, train_step
 from tonari.trainer.run.tasks import Task
 from tonari.trainer.run.verify.first_step import FirstStep
-from tonari.trainer.run.words import Summary, begin_words, epoch_words, summary_words
+from tonari.trainer.run.words import (
+    Summary,
+    begin_words,
+    epoch_words,
+    evaluation_words,
+    summary_words,
+)
 from tonari.trainer.watch.meter import Figures, Meter, combine_order_hashes
-from tonari.trainer.watch.metrics import Line, ProgressLine, progress_words
+from tonari.trainer.watch.metrics import Line, MetricsLog, ProgressLine, progress_words
 from tonari.trainer.watch.parts import EpochParts
 from tonari.trainer.watch.peak import rates
 from tonari.trainer.watch.plan import read_plan
@@ -63,6 +75,9 @@ from tonari.trainer.watch.profile import StepTrace
 from tonari.trainer.watch.record import COMPLETE
 from tonari.trainer.watch.stop import AT_ONCE, StopRequest
 from tonari.trainer.watch.totals import Totals
+
+if TYPE_CHECKING:
+    from tonari.trainer.run.beside.evaluations import Evaluations
 
 Listener = Callable[[Line], None]
 
@@ -167,6 +182,10 @@ def train_observed(
         )  # fmt: skip
         return train_on(config, again)
     live = live or Live(config)
+    if config.run.evaluation != "inline":
+        from tonari.trainer.run.beside.evaluations import check_evaluation
+
+        check_evaluation(config, own)
     own, observer = own_of(config, own), Observer() if live.goes_on else observer or FirstStep()
     directory = Path(config.run.directory)
     check_device(config.run.device)
@@ -204,7 +223,8 @@ def train_observed(
             config, job, place=place, task=parallel.task, own=own, logs_rows=True
         )
         opened.enter_context(loader)
-        evaluation = None if test is None else loader.evaluation(
+        is_inline = config.run.evaluation == "inline"
+        evaluation = None if test is None or not is_inline else loader.evaluation(
             test, fields=make_evaluation_fields(config, own, tile=place.tile),
             transform=own.evaluation_transform, classes=config.data.test_classes,
         )  # fmt: skip
@@ -223,15 +243,21 @@ def train_observed(
             run.restore(found)
             set_aside_later(directory / "checkpoints", found)
         run.keep()
+        if job.world.rank == 0 and (directory / EVALUATIONS).exists():
+            from tonari.trainer.run.beside.records import forget_later
+
+            forget_later(directory, steps=run.progress.steps)
         noted = None
         if job.world.rank == 0:
             noted = note_start(
                 live.as_given(config), job, opened, logs, done_steps=run.progress.steps,
                 planned_steps=run.most_steps(), metrics_path=metrics_path,
             )  # fmt: skip
+        if not is_inline:
+            run.evaluate_apart(live.as_given(config), opened)
         run.begin(found)
         building.close()
-        finished = run.train()
+        finished = run.train() and run.complete_evaluations()
         if noted:
             noted.end(COMPLETE if finished else f"stopped by {run.stopped_by}", run.progress.steps)
         return Summary(
@@ -323,6 +349,7 @@ class Run:
             run.profile_steps, directory=directory / "profile", rank=rank, device=job.device
         )
         self._trace = opened.enter_context(trace)
+        self._evaluations: Evaluations | None = None
         self._line = opened.enter_context(ProgressLine(shown=speaks and rank == 0))
 
     @property
@@ -344,6 +371,40 @@ class Run:
             self.progress, self._loader, self._optimizer, *self._pipeline.parts, *average
         )
         self._skips = self._skips.after(self.progress)
+
+    def evaluate_apart(self, config: Config, opened: contextlib.ExitStack) -> None:
+        """Have another process evaluate from now on.
+
+        Args:
+            config: The settings, as they lie in the run's directory.
+            opened: Ends the process.
+        """
+        from tonari.trainer.run.beside.evaluations import Evaluations
+
+        paths = [log.path for log in self._logs if isinstance(log, MetricsLog)]
+        evaluations = Evaluations(
+            config, self._job, self._checkpoints, metrics=paths[0] if paths else None,
+            num_replicas=self._pipeline.place.num_replicas,
+            batch_size=self._config.data.batch_size, take=self._take_result,
+            stops=lambda: self._stop.agreed(self._job.world),
+        )  # fmt: skip
+        self._evaluations = opened.enter_context(evaluations)
+
+    def complete_evaluations(self) -> bool:
+        """Wait for what another process has left to evaluate; say whether no signal cut it."""
+        if self._evaluations is None:
+            return True
+        left, beside = self._evaluations.left(), self._config.run.evaluation == "beside"
+        if left:
+            then = "waiting for them" if beside else f"tonari evaluate {self._config.run.directory}"
+            self._line.begin(f"trained; {left} evaluations are left: {then}")
+        return self._evaluations.wait(most=0 if beside else left)
+
+    def _take_result(self, line: Line) -> None:
+        self._write(line)
+        self._line.begin(evaluation_words(line))
+        if self.last and self.last["step"] == line["step"]:
+            self.last = {**self.last, **line, "kind": "epoch"}
 
     def begin(self, found: Path | None) -> None:
         """Show the observer the run, which goes on from a checkpoint or starts anew."""
@@ -459,6 +520,8 @@ class Run:
 
     def _follow(self, epoch: int, meter: Meter, written: Container[str] = ()) -> bool:
         """Do what is due after a step; say whether neither a signal nor the run's end cuts it."""
+        if self._evaluations is not None:
+            self._evaluations.look(steps=self.progress.steps)
         stops = self._stop.after_step(self._job.world)
         run, steps = self._config.run, self.progress.steps
         over = self._pace.is_over(steps)
@@ -470,7 +533,8 @@ class Run:
         if evaluates and "evaluation" not in written:
             self._job.watchdog.rest()
             self._average_buffers()
-            self._write({"kind": "evaluation", **self._place(epoch), **self._evaluate()})
+            if not self._hands_over(epoch):
+                self._write({"kind": "evaluation", **self._place(epoch), **self._evaluate()})
         if stops or over:
             return False
         if saves:
@@ -551,7 +615,9 @@ class Run:
         exchange_s = line.pop("exchange_blocked_s") or 0.0
         self.last = {
             "kind": "epoch", **self._place(epoch), **line,
-            **(self._evaluate() if evaluated else NOT_EVALUATED),
+            **(
+                self._evaluate() if evaluated and not self._hands_over(epoch) else NOT_EVALUATED
+            ),
             **self._parts.end_epoch(epoch, exchange_s=exchange_s),
             "lr": self._lr,
             "order_hash": combine_order_hashes(self._loader.order_hash(), world, place),
@@ -563,6 +629,16 @@ class Run:
     def _check_finite(self) -> None:
         """End a run whose weights are lost, also where no checkpoint is written. Collective."""
         together(lambda: check_finite(self._pipeline.parts, self.progress))
+
+    def _hands_over(self, epoch: int) -> bool:
+        """Have another process judge the weights; say whether one does. Collective."""
+        if self._evaluations is None:
+            return False
+        with self._parts.time("evaluation_s"):
+            self._evaluations.hand_over(
+                self._pipeline.parts, self.progress, epoch=epoch, average=self._average
+            )
+        return True
 
     def _evaluate(self) -> Figures:
         """Judge the weights, and their average if there is one, on the test data."""
