@@ -199,29 +199,27 @@ class Evaluations:
         self._look_after()
 
     def left(self) -> int:
-        """Count what waits to be evaluated. Collective; raises as `wait`."""
-        self._checkpoints.flush()
-        mine = [0, ""] if self._metrics is None else [len(waiting(self._run)), self._failure]
-        left, failure = json.loads(from_rank_0(json.dumps(mine)))
-        if failure and left:
-            raise EvaluationError(
-                f"{self._run}: {left} evaluations are left, as the process that evaluates {failure}"
-                "; all steps are trained: `tonari evaluate` makes the evaluations, or the same "
-                "command again"
-            )
-        return int(left)
+        """Count what waits to be evaluated. Collective."""
+        return self._agree()[0]
 
     def wait(self, *, most: int = 0) -> bool:
         """Wait until no more than so many wait to be evaluated. Collective.
 
         Returns:
-            Whether it is so; False: a rank was asked to stop, which ends the wait.
+            Whether it is so; False: a rank was asked to stop, or nobody evaluates any more and some
+            may wait.
 
         Raises:
-            EvaluationError: If the process has ended too often.
+            EvaluationError: If nobody evaluates any more, and none may wait.
         """
-        while self.left() > most:
-            if self._stops():
+        while (found := self._agree())[0] > most:
+            left, failure = found
+            if failure and not most:
+                raise EvaluationError(
+                    f"{self._run}: all steps are trained, and {left} evaluations are left, as the "
+                    f"process that evaluates {failure}; `tonari evaluate {self._run}` makes them"
+                )
+            if failure or self._stops():
                 return False
             self._job.watchdog.rest()
             time.sleep(POLL_S)
@@ -229,6 +227,13 @@ class Evaluations:
         self._next_s = 0.0
         self.look(steps=self._steps)
         return True
+
+    def _agree(self) -> tuple[int, str]:
+        """Count what waits, and say why nobody evaluates any more; the same on all ranks."""
+        self._checkpoints.flush()
+        mine = (0, "") if self._metrics is None else (len(waiting(self._run)), self._failure)
+        left, failure = json.loads(from_rank_0(json.dumps(mine)))
+        return left, failure
 
     def _start(self) -> None:
         if self._config.run.evaluation != "beside":

@@ -19,7 +19,6 @@ from dataio import Reports
 from dataio.arguments import Arguments
 from dataio.base.atomic import read_record
 from dataio.base.claim import claim, claimant
-from dataio.evaluation import Evaluation
 from dataio.job.launch import join
 from dataio.metrics import replace_text
 from dataio.training import check_draws_nothing, open_evaluation_alone
@@ -34,6 +33,7 @@ from tonari.trainer.mesh.randomness import deterministic
 from tonari.trainer.run.beside.records import (
     HandedOver,
     evaluated_steps,
+    forget_evaluated,
     keep_result,
     line_of,
     read_handed,
@@ -102,18 +102,13 @@ class Evaluator:
         check_mesh(config)
         self.settings, self._config = settings_digest(config), config
         self._device, self._world, self._progress = device, world, progress
-        self._own = own = own_of(config)
+        self._own = own_of(config)
         self._train, self._test = open_data(config)
         if self._test is None:
             raise ConfigError(
                 "there is nothing to evaluate on; give data.test, or for text data.test_fraction"
             )
-        parallel = build_rank(alone(config), rank=0, world_size=1, device=device, own=own)
-        self._pipeline, self._columns = parallel.pipeline, parallel.task.columns
-        self._average = None
-        if config.optimizer.ema:
-            self._average = WeightAverage(self._pipeline.parts, decay=config.optimizer.ema)
-        self._evaluation = self._open(config.data.batch_size)
+        self._prepare(config)
 
     def evaluate(self, weights: Path, handed: HandedOver) -> dict[str, Any]:
         """Evaluate weights: the figures of an evaluation's line.
@@ -137,7 +132,8 @@ class Evaluator:
             torch.set_num_threads(handed.threads)
         if handed.batch_size != self._evaluation.batch_size:
             self._evaluation.close()
-            self._evaluation = self._open(handed.batch_size)
+            data = replace(self._config.data, batch_size=handed.batch_size)
+            self._prepare(replace(self._config, data=data))
         average, trusted = self._average, self._config.run.trust_checkpoints
         state = None if average is None else average.state
         restore_weights(weights, self._pipeline.parts, average=state, trusted=trusted)
@@ -161,21 +157,27 @@ class Evaluator:
         )
         return evaluate_alone(self._pipeline, batches)
 
-    def _open(self, batch_size: int) -> Evaluation:
-        config, own = self._config, self._own
+    def _prepare(self, config: Config) -> None:
+        """Make the model, and open the test data."""
+        own, device = self._own, self._device
+        parallel = build_rank(alone(config), rank=0, world_size=1, device=device, own=own)
+        self._pipeline, columns = parallel.pipeline, parallel.task.columns
+        self._average = None
+        if config.optimizer.ema:
+            self._average = WeightAverage(self._pipeline.parts, decay=config.optimizer.ema)
         fields = make_evaluation_fields(config, own)
         if fields is None:
             check_draws_nothing(fields := make_fields(config, own))
-        columns = {*self._columns.input, *self._columns.target}
+        names = {*columns.input, *columns.target}
         arguments = Arguments(
-            source=self._train, batch_size=batch_size, seed=config.run.seed, device=self._device,
-            fields={name: its for name, its in fields.items() if name in columns},
+            source=self._train, batch_size=config.data.batch_size, seed=config.run.seed,
+            device=device, fields={name: its for name, its in fields.items() if name in names},
             transform=own.evaluation_transform, cache=config.data.cache,
             staging=config.data.staging, workers=config.data.workers,
             reports=Reports(progress=self._progress),
         )  # fmt: skip
         assert self._test is not None, "it was looked for"
-        return open_evaluation_alone(
+        self._evaluation = open_evaluation_alone(
             arguments, self._test, self._world, classes=config.data.test_classes
         )
 
@@ -220,7 +222,6 @@ def evaluate_run(
     if attached:
         _end_with_standard_input()
     config = read_settings(run / SETTINGS)
-    torch.manual_seed(config.run.seed)
     with (
         _alone_in(run, waits=attached),
         deterministic(config.run.deterministic),
@@ -229,6 +230,7 @@ def evaluate_run(
             Evaluator(config, device=job.device, world=job.world, progress=not attached)
         ) as evaluator,
     ):
+        forget_evaluated(run)
         while True:
             # Asked before: what a run that ends has handed over is there then.
             goes_on = attached or (follow and _state(run) == "running")

@@ -168,6 +168,13 @@ def remove(weights: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
 
 
+def forget_evaluated(run: Path) -> None:
+    """Remove weights that a killed evaluator had a result of."""
+    for path in whole_checkpoints(run / EVALUATIONS):
+        if _has_result(run, path):
+            remove(path)
+
+
 def forget_later(run: Path, *, steps: int) -> None:
     """Remove what belongs to steps that the run will come to again, and what kills left."""
     directory = run / EVALUATIONS
