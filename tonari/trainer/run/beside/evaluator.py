@@ -18,7 +18,7 @@ import torch
 from dataio import Reports
 from dataio.arguments import Arguments
 from dataio.base.atomic import read_record
-from dataio.base.claim import claim, claimant
+from dataio.base.claim import NoLocksError, claim, claimant
 from dataio.job.launch import join
 from dataio.metrics import replace_text
 from dataio.training import check_draws_nothing, open_evaluation_alone
@@ -52,8 +52,8 @@ from tonari.trainer.watch.record import CLAIM, read_run, state_of
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.5
-"""Between two looks for weights that have come."""
+LOOK_S, FOLLOW_S = 0.5, 2.0
+"""Between two looks for weights that have come, beside a run and elsewhere."""
 LOCK = "evaluator.lock"
 IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """Meant for the ranks; the evaluator of a run ends with rank 0, whatever reaches it."""
@@ -242,16 +242,16 @@ def evaluate_run(
             if not (found or goes_on):
                 break
             if not found:
-                time.sleep(LOOK_S)
+                time.sleep(LOOK_S if attached else FOLLOW_S)
     if _state(run) != "running":
         _add_lines(run)
 
 
 def _due(run: Path, config: Config) -> list[Path]:
-    if config.run.evaluation != "inline":
-        return waiting(run)
-    known = evaluated_steps(run / read_run(run).metrics)
-    return [path for path in waiting(run, checkpoints=True) if int(path.name[5:]) not in known]
+    inline = config.run.evaluation == "inline"
+    found = waiting(run, checkpoints=inline)
+    known = evaluated_steps(run / read_run(run).metrics) if found and inline else ()
+    return [path for path in found if int(path.name[5:]) not in known]
 
 
 def _evaluate(
@@ -286,17 +286,22 @@ def _evaluate(
 def _alone_in(run: Path, *, waits: bool) -> Iterator[None]:
     """Keep every other evaluator of a run out, or wait until it has ended."""
     path = run / EVALUATIONS / LOCK
-    while True:
-        with claim(path) as taken:
-            if taken:
-                yield
-                return
-            if not waits:
-                raise ConfigError(
-                    f"{run}: {claimant(path) or 'another process'} evaluates this run already; "
-                    "wait for it to end"
-                )
-        time.sleep(LOOK_S)
+    with contextlib.ExitStack() as held:
+        try:
+            while not held.enter_context(claim(path)):
+                if not waits:
+                    raise ConfigError(
+                        f"{run}: {claimant(path) or 'another process'} evaluates this run already; "
+                        "wait for it to end"
+                    )
+                held.close()
+                time.sleep(LOOK_S)
+        except NoLocksError as error:
+            logger.warning(
+                "%s: its filesystem has no locks (%s), so that a second process that evaluates "
+                "this run would not be noticed", run, error.strerror,
+            )  # fmt: skip
+        yield
 
 
 def _state(run: Path) -> str:
