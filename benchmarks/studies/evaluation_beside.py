@@ -2,10 +2,12 @@
 
 A small convolutional network is trained on one core, to which its process is bound. The other core
 is spare: the evaluator finds it by itself. The three ways take turns, each in a run of its own, in
-another order each time. Compared are the epochs' times as the runs' metrics have them: an epoch's
-steps, its evaluation or the handing over of its weights, and the checkpoint before it. The first
-epoch of a run warms up, and is left out. What is given is the median of the ratios of a turn, and
-the quarters about it. That both ways found the same figures, to the last digit, is checked.
+another order each time. Compared is the time from the end of an epoch to that of the next: steps,
+evaluation or the handing over of weights, and a checkpoint. The first epoch of a run warms up, and
+is left out. What is given is the median of the ratios of a turn, and the quarters about it. ``cpu``
+is the time of all threads of the training process, which says more on a machine that others use
+too: on a core of its own an epoch takes as long. That both ways found the same figures, to the last
+digit, is checked.
 
     OMP_NUM_THREADS=1 python -m benchmarks.studies.evaluation_beside [--repeats 9] [--epochs 6]
 """
@@ -18,7 +20,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,8 +33,10 @@ from PIL import Image
 from benchmarks.studies.live_cost import quarters
 from dataio.base.lines import read_checked_lines
 from tonari.report.machine import describe_machine
+from tonari.trainer.config.config import load_config
+from tonari.trainer.run.loop import train
 
-WAYS = ("none", "inline", "beside")
+WAYS, WHAT = ("none", "inline", "beside"), ("epoch", "cpu")
 TRAIN, TEST, SIDE, BATCH = 12_800, 6_400, 32, 64
 CONFIG = """
 [data]
@@ -67,51 +74,63 @@ def write(directory: Path, epochs: int) -> None:
     (directory / "run.toml").write_text(CONFIG.format(directory=directory, epochs=epochs))
 
 
-def train(directory: Path, way: str, name: str) -> list[dict[str, float]]:
-    """Train in a process that is bound to one core; returns the lines of its metrics."""
+def run_one(config: Path, given: list[str]) -> None:
+    """Train, and print the clock and the process's time at each epoch's end."""
+    ends: list[tuple[float, float]] = []
+    train(
+        load_config(config, given), quiet=True,
+        on_epoch=lambda line: ends.append((time.perf_counter(), time.process_time())),
+    )  # fmt: skip
+    print(json.dumps(ends))
+
+
+def start(directory: Path, way: str, name: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Train in a process that is bound to one core; returns an epoch's times, and all lines."""
     run, core = directory / name, min(os.sched_getaffinity(0))
-    given = [f"run.directory={run}"]
+    given = [str(directory / "run.toml"), f"run.directory={run}"]
     if way != "none":
         given += [f"data.test={directory}/test.parquet", f"run.evaluation={way}"]
-    command = [sys.executable, "-m", "tonari", "train", str(directory / "run.toml"), *given]
-    subprocess.run(["taskset", "-c", str(core), *command], check=True, stdout=subprocess.DEVNULL)
-    return [*read_checked_lines(run / "metrics.jsonl")]
+    command = [sys.executable, "-m", "benchmarks.studies.evaluation_beside", "--run", *given]
+    ended = subprocess.run(
+        ["taskset", "-c", str(core), *command], check=True, stdout=subprocess.PIPE
+    )
+    ends = json.loads(ended.stdout.splitlines()[-1])
+    took = {
+        what: statistics.median(after[n] - before[n] for before, after in pairwise(ends))
+        for n, what in enumerate(WHAT)
+    }
+    return took, [*read_checked_lines(run / "metrics.jsonl")]
 
 
 def measure(directory: Path, repeats: int, epochs: int) -> dict[str, object]:
     """Let the ways take turns."""
     write(directory, epochs)
-    ratios: dict[str, list[float]] = {way: [] for way in WAYS[1:]}
-    late, evaluation_s, none_s = [], [], []
+    turns, late, evaluation_s = list[dict[str, dict[str, float]]](), list[float](), list[float]()
     for turn in range(repeats + 1):
         took, judged = {}, {}
         for way in WAYS[turn % 3 :] + WAYS[: turn % 3]:
-            lines = train(directory, way, f"{turn}-{way}")
-            of_epochs = [line for line in lines if line["kind"] == "epoch"]
-            took[way] = statistics.median(line["measured_s"] for line in of_epochs[1:])
+            took[way], lines = start(directory, way, f"{turn}-{way}")
             judged[way] = {
                 line["step"]: [line[name] for name in FIGURES]
                 for line in lines if line.get("evaluation_loss") is not None
             }  # fmt: skip
-            if way == "inline" and turn:
-                evaluation_s += [line["evaluation_s"] for line in of_epochs[1:]]
-            if way == "beside" and turn:
-                steps = of_epochs[0]["step"]
-                late += [line["late_steps"] / steps for line in lines if "late_steps" in line]
+            if way == "inline":
+                evaluation_s += [line["evaluation_s"] for line in lines if line["kind"] == "epoch"]
+            late += [line["late_steps"] * BATCH / TRAIN for line in lines if "late_steps" in line]
         if judged["inline"] != judged["beside"]:
             raise SystemExit(f"other figures beside than in line: {judged}")
-        if turn:  # the first stages and warms up
-            none_s.append(took["none"])
-            for way, found in ratios.items():
-                found.append(took[way] / took["none"])
+        turns += [took][: turn > 0]  # the first stages and warms up
     return {
         "question": "an epoch with its evaluation in line, and beside training, of one without",
         "train_samples": TRAIN, "test_samples": TEST, "batch_size": BATCH, "epochs": epochs,
-        "repeats": repeats, "load": os.getloadavg()[0], "epoch_s": statistics.median(none_s),
-        "evaluation_inline_s": statistics.median(evaluation_s),
-        "late_epochs": statistics.median(late), "most_late_epochs": max(late),
-        **{way: quarters(found) for way, found in ratios.items()}, "figures": "equal",
-        "machine": describe_machine(directory),
+        "repeats": repeats, "load": os.getloadavg()[0],
+        **{f"none_{what}_s": statistics.median(t["none"][what] for t in turns) for what in WHAT},
+        **{
+            f"{way}, {what}": quarters([turn[way][what] / turn["none"][what] for turn in turns])
+            for way in WAYS[1:] for what in WHAT
+        },
+        "evaluation_inline_s": statistics.median(evaluation_s), "late_epochs": max(late),
+        "figures": "equal", "machine": describe_machine(directory),
     }  # fmt: skip
 
 
@@ -120,7 +139,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Evaluate in line, beside training, or not.")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--run", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.run:
+        return run_one(Path(options.run[0]), options.run[1:])
     with tempfile.TemporaryDirectory() as directory:
         print(json.dumps(measure(Path(directory), options.repeats, options.epochs)))
 
