@@ -23,8 +23,8 @@ class Evaluate:
     here.
 
     To evaluate on another node while a run trains, start it with run.evaluation=elsewhere, and
-    there `tonari evaluate RUN --follow`. It may be started earlier or later, and again if it was
-    ended: nothing is left out.
+    there `tonari evaluate RUN --follow`. It may be started at any time once the run
+    has begun, and again if it was ended: nothing is left out.
     """
 
     run: Annotated[Path, tyro.conf.Positional]
