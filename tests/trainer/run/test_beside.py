@@ -168,7 +168,10 @@ def test_a_killed_run_leaves_no_process_and_a_resumed_one_judges_all(config, inl
     finally:
         training.kill()
         training.wait()
-    assert ends(evaluator)
+    has_ended = ends(evaluator)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(evaluator, signal.SIGKILL)
+    assert has_ended
     assert run(config, "run", *BESIDE).finished
     assert judged(directory) == inline
 
