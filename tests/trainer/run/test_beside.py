@@ -302,8 +302,7 @@ def test_an_evaluator_of_another_model_or_data_is_refused(config, changed, match
 def test_another_number_of_test_samples_is_refused(config, tmp_path, monkeypatch):
     directory = config.parent / "run"
     run(config, "run", "run.evaluation=elsewhere", *OFTEN, "run.epochs=1")
-    next(done := evaluate_run(directory))
-    done.close()
+    next(evaluate_run(directory))
     monkeypatch.setenv("TONARI_CACHE", str(tmp_path / "another node's"))
     (tmp_path / "test.parquet").replace(tmp_path / "was.parquet")
     (tmp_path / "train.parquet").replace(tmp_path / "test.parquet")
@@ -315,7 +314,7 @@ def test_another_number_of_test_samples_is_refused(config, tmp_path, monkeypatch
 
 
 def test_an_evaluator_that_cannot_live_ends_no_training(config, inline, monkeypatch, tmp_path):
-    monkeypatch.setattr(evaluations.sys, "executable", script(tmp_path, "kill -9 $$"))
+    monkeypatch.setattr(sys, "executable", script(tmp_path, "kill -9 $$"))
     with at_looks(monkeypatch, lambda look: None), pytest.raises(EvaluationError) as raised:
         run(config, "run", *BESIDE)
     assert "evaluations are left, as the process that evaluates ended with status -9" in str(
@@ -326,9 +325,7 @@ def test_an_evaluator_that_cannot_live_ends_no_training(config, inline, monkeypa
 
 
 def test_an_evaluator_that_refuses_ends_the_run_with_its_words(config, monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        evaluations.sys, "executable", script(tmp_path, "echo no such data; exit 1")
-    )
+    monkeypatch.setattr(sys, "executable", script(tmp_path, "echo no such data; exit 1"))
     with (
         at_looks(monkeypatch, lambda look: time.sleep(0.05)),
         pytest.raises(

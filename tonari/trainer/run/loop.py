@@ -20,12 +20,7 @@ from dataio.rows.samples import Batch
 from tonari.terminal import show
 from tonari.trainer.checkpoint.agree import together
 from tonari.trainer.checkpoint.checkpoint import Checkpoints
-from tonari.trainer.checkpoint.directory import (
-    EVALUATIONS,
-    Progress,
-    read_progress,
-    set_aside_later,
-)
+from tonari.trainer.checkpoint.directory import Progress, read_progress, set_aside_later
 from tonari.trainer.checkpoint.restore import find, restore
 from tonari.trainer.checkpoint.state import check_finite
 from tonari.trainer.config.config import Config
@@ -59,15 +54,9 @@ from tonari.trainer.run.skips import Skips
 from tonari.trainer.run.step import evaluate, grouped, rescore, train_step
 from tonari.trainer.run.tasks import Task
 from tonari.trainer.run.verify.first_step import FirstStep
-from tonari.trainer.run.words import (
-    Summary,
-    begin_words,
-    epoch_words,
-    evaluation_words,
-    summary_words,
-)
+from tonari.trainer.run.words import Summary, begin_words, epoch_words, summary_words
 from tonari.trainer.watch.meter import Figures, Meter, combine_order_hashes
-from tonari.trainer.watch.metrics import Line, MetricsLog, ProgressLine, progress_words
+from tonari.trainer.watch.metrics import Line, ProgressLine, progress_words
 from tonari.trainer.watch.parts import EpochParts
 from tonari.trainer.watch.peak import rates
 from tonari.trainer.watch.plan import read_plan
@@ -243,10 +232,6 @@ def train_observed(
             run.restore(found)
             set_aside_later(directory / "checkpoints", found)
         run.keep()
-        if job.world.rank == 0 and (directory / EVALUATIONS).exists():
-            from tonari.trainer.run.beside.records import forget_later
-
-            forget_later(directory, steps=run.progress.steps)
         noted = None
         if job.world.rank == 0:
             noted = note_start(
@@ -373,36 +358,23 @@ class Run:
         self._skips = self._skips.after(self.progress)
 
     def evaluate_apart(self, config: Config, opened: contextlib.ExitStack) -> None:
-        """Have another process evaluate from now on.
-
-        Args:
-            config: The settings, as they lie in the run's directory.
-            opened: Ends the process.
-        """
+        """Have another process evaluate, by the settings as given, until ``opened`` is closed."""
         from tonari.trainer.run.beside.evaluations import Evaluations
 
-        paths = [log.path for log in self._logs if isinstance(log, MetricsLog)]
         evaluations = Evaluations(
-            config, self._job, self._checkpoints, metrics=paths[0] if paths else None,
-            num_replicas=self._pipeline.place.num_replicas,
-            batch_size=self._config.data.batch_size, take=self._take_result,
+            config, self._job, self._checkpoints, logs=self._logs, take=self._take_result,
+            num_replicas=self._pipeline.place.num_replicas, say=self._line.begin,
+            batch_size=self._config.data.batch_size,
             stops=lambda: self._stop.agreed(self._job.world),
         )  # fmt: skip
         self._evaluations = opened.enter_context(evaluations)
 
     def complete_evaluations(self) -> bool:
         """Wait for what another process has left to evaluate; say whether no signal cut it."""
-        if self._evaluations is None:
-            return True
-        left, beside = self._evaluations.left(), self._config.run.evaluation == "beside"
-        if left:
-            then = "waiting for them" if beside else f"tonari evaluate {self._config.run.directory}"
-            self._line.begin(f"trained; {left} evaluations are left: {then}")
-        return self._evaluations.wait(most=0 if beside else left)
+        return self._evaluations is None or self._evaluations.complete()
 
     def _take_result(self, line: Line) -> None:
         self._write(line)
-        self._line.begin(evaluation_words(line))
         if self.last and self.last["step"] == line["step"]:
             self.last = {**self.last, **line, "kind": "epoch"}
 
@@ -612,12 +584,11 @@ class Run:
         world, place = self._job.world, self._pipeline.place
         line = meter.epoch_line(loss, self._loader.stats(), world)
         evaluated = over or (epoch + 1) % self._config.run.evaluate_epochs == 0
+        evaluated = evaluated and not self._hands_over(epoch)
         exchange_s = line.pop("exchange_blocked_s") or 0.0
         self.last = {
             "kind": "epoch", **self._place(epoch), **line,
-            **(
-                self._evaluate() if evaluated and not self._hands_over(epoch) else NOT_EVALUATED
-            ),
+            **(self._evaluate() if evaluated else NOT_EVALUATED),
             **self._parts.end_epoch(epoch, exchange_s=exchange_s),
             "lr": self._lr,
             "order_hash": combine_order_hashes(self._loader.order_hash(), world, place),

@@ -40,7 +40,8 @@ from tonari.trainer.run.beside.records import (
     waiting,
 )
 from tonari.trainer.run.own import Own
-from tonari.trainer.watch.metrics import Line
+from tonari.trainer.run.words import evaluation_words
+from tonari.trainer.watch.metrics import Line, MetricsLog
 
 logger = logging.getLogger(__name__)
 
@@ -102,21 +103,24 @@ class Evaluations:
         checkpoints: Writes the weights.
         num_replicas: That train.
         batch_size: Of each.
-        metrics: Of the run, on rank 0; None elsewhere.
-        take: Called on rank 0 with each result, as a line of the metrics.
+        logs: Of this rank: who writes the metrics looks after the process.
+        take: Called there with each result, as a line of the metrics.
+        say: Called there with words.
         stops: Whether a rank was asked to stop; the same on all of them. Collective.
     """
 
     def __init__(
         self, config: Config, job: Job, checkpoints: Checkpoints, *, num_replicas: int,
-        batch_size: int, metrics: Path | None, take: Callable[[Line], None],
-        stops: Callable[[], bool],
+        batch_size: int, logs: Sequence[object], take: Callable[[Line], None],
+        say: Callable[[str], None], stops: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._config, self._job, self._checkpoints = config, job, checkpoints
         self._run, self._steps = Path(config.run.directory), 0
         self._replicas, self._batch_size = num_replicas, batch_size
         self._settings = settings_digest(config)
-        self._metrics, self._take, self._stops = metrics, take, stops
+        self._take, self._say, self._stops = take, say, stops
+        paths = (log.path for log in logs if isinstance(log, MetricsLog))
+        self._metrics = next(paths, None)
         self._known, self._cores = set[int](), set[int]()
         self._process: subprocess.Popen[bytes] | None = None
         self._ends, self._most, self._has_come, self._failure = 0, 0, False, ""
@@ -186,7 +190,9 @@ class Evaluations:
         for each in new:
             late = {"late_steps": steps - each["step"], "waiting_evaluations": left}
             self._known.add(each["step"])
-            self._take(line_of(each) | late)
+            line = line_of(each) | late
+            self._take(line)
+            self._say(evaluation_words(line))
         if new:
             self._ends, self._has_come = 0, True
         if self._has_come and left > 2 * max(self._most, 1):
@@ -198,9 +204,16 @@ class Evaluations:
             )  # fmt: skip
         self._look_after()
 
-    def left(self) -> int:
-        """Count what waits to be evaluated. Collective."""
-        return self._agree()[0]
+    def complete(self) -> bool:
+        """Wait for all that a process beside the run has left; say whether no signal cut it.
+
+        Collective; raises as `wait`.
+        """
+        left, beside = self._agree()[0], self._config.run.evaluation == "beside"
+        if left and self._metrics is not None:
+            then = "waiting for them" if beside else f"tonari evaluate {self._run}"
+            self._say(f"trained; {left} evaluations are left: {then}")
+        return self.wait(most=0 if beside else left)
 
     def wait(self, *, most: int = 0) -> bool:
         """Wait until no more than so many wait to be evaluated. Collective.
