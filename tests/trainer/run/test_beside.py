@@ -148,7 +148,7 @@ def test_a_result_of_which_the_evaluator_was_killed_counts_once(config, inline, 
     assert cli.main(["evaluate", str(directory)]) == 0
     assert judged(directory) == inline
     assert sorted(path.suffix for path in (directory / "evaluations").iterdir()) == sorted(
-        [".lock", *[".json"] * len(inline)]
+        [".beat", ".lock", *[".json"] * len(inline)]
     )
 
 
@@ -340,6 +340,25 @@ def script(directory: Path, does: str) -> str:
     path.write_text(f"#!/bin/sh\n{does}\n")
     path.chmod(0o700)
     return str(path)
+
+
+@pytest.mark.timeout(200)
+def test_an_evaluator_that_stands_still_is_started_again(config, inline, monkeypatch, caplog):
+    directory, stopped, look = config.parent / "run", list[int](), Evaluations._look_after
+
+    def stop(self: Evaluations, now: float, *, idle: bool) -> None:
+        if stopped and evaluators(os.getpid()) == stopped:
+            self._beat_s -= 400  # so much time has passed
+        elif not stopped and (directory / "evaluations" / "evaluator.beat").exists() and not idle:
+            stopped.extend(evaluators(os.getpid()))
+            os.kill(stopped[0], signal.SIGSTOP)
+        look(self, now, idle=idle)
+
+    monkeypatch.setattr(Evaluations, "_look_after", stop)
+    with at_looks(monkeypatch, lambda look: None):
+        assert run(config, "run", *BESIDE).finished
+    assert "ended with status -9" in caplog.text
+    assert judged(directory) == inline
 
 
 @pytest.mark.timeout(200)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from dataio.base.location import bare_within
-from dataio.job.launch import Job
+from dataio.job.launch import LATER_S, Job
 from dataio.world.launchers import without_ranks
 from tonari.trainer.checkpoint.agree import from_rank_0
 from tonari.trainer.checkpoint.checkpoint import Checkpoints
@@ -32,6 +32,7 @@ from tonari.trainer.config.settings import as_tables
 from tonari.trainer.errors import ConfigError, EvaluationError
 from tonari.trainer.run.beside.evaluator import check_mesh
 from tonari.trainer.run.beside.records import (
+    BEAT,
     HandedOver,
     evaluated_steps,
     line_of,
@@ -124,7 +125,8 @@ class Evaluations:
         self._known, self._cores = set[int](), set[int]()
         self._process: subprocess.Popen[bytes] | None = None
         self._ends, self._most, self._has_come, self._failure = 0, 0, False, ""
-        self._next_s = 0.0
+        self._next_s = self._beat_s = 0.0
+        self._beat = 0
 
     def __enter__(self) -> Self:
         """Start the process. Collective."""
@@ -202,7 +204,7 @@ class Evaluations:
                 "waits where %d do: give a larger run.evaluate_epochs or run.evaluate_steps",
                 self._run, left, MOST_WAITING,
             )  # fmt: skip
-        self._look_after()
+        self._look_after(now, idle=not left)
 
     def complete(self) -> bool:
         """Wait for all that a process beside the run has left; say whether no signal cut it.
@@ -251,6 +253,7 @@ class Evaluations:
     def _start(self) -> None:
         if self._config.run.evaluation != "beside":
             return
+        (self._run / EVALUATIONS / BEAT).unlink(missing_ok=True)
         command = [sys.executable, "-m", "tonari", "evaluate", str(self._run), "--attached"]
         with open(self._run / EVALUATIONS / LOG, "ab") as log:
             self._process = subprocess.Popen(
@@ -259,8 +262,18 @@ class Evaluations:
             )  # fmt: skip
         _spare(self._process.pid, self._cores)
 
-    def _look_after(self) -> None:
-        if self._process is None or (status := self._process.poll()) is None:
+    def _look_after(self, now: float, *, idle: bool) -> None:
+        """Start a process anew that has ended; end one that makes no batch for too long."""
+        if self._process is None:
+            return
+        path = self._run / EVALUATIONS / BEAT
+        beat = path.stat().st_mtime_ns if path.exists() else 0
+        if idle or not beat or beat != self._beat:
+            self._beat, self._beat_s = beat, now
+        elif now - self._beat_s > self._config.run.timeout_s + LATER_S:
+            self._process.kill()
+            self._process.wait()
+        if (status := self._process.poll()) is None:
             return
         assert self._process.stdin is not None, "it was asked for"
         self._process.stdin.close()

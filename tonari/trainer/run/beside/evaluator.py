@@ -21,6 +21,7 @@ from dataio.base.atomic import read_record
 from dataio.base.claim import NoLocksError, claim, claimant
 from dataio.job.launch import join
 from dataio.metrics import replace_text
+from dataio.rows.samples import Batch
 from dataio.training import check_draws_nothing, open_evaluation_alone
 from dataio.world import World
 from tonari.trainer.checkpoint.directory import EVALUATIONS
@@ -31,6 +32,7 @@ from tonari.trainer.errors import CheckpointError, ConfigError
 from tonari.trainer.mesh.mesh import num_microbatches
 from tonari.trainer.mesh.randomness import deterministic
 from tonari.trainer.run.beside.records import (
+    BEAT,
     HandedOver,
     evaluated_steps,
     forget_evaluated,
@@ -86,6 +88,7 @@ class Evaluator:
         config: The run's settings.
         device: Where it computes.
         world: Of this process.
+        beat: Touched at each batch.
         progress: Whether staging says how far it is.
 
     Attributes:
@@ -97,9 +100,10 @@ class Evaluator:
     """
 
     def __init__(
-        self, config: Config, *, device: torch.device, world: World, progress: bool
+        self, config: Config, *, device: torch.device, world: World, beat: Path, progress: bool
     ) -> None:
         check_mesh(config)
+        self._beat = beat
         self.settings, self._config = settings_digest(config), config
         self._device, self._world, self._progress = device, world, progress
         self._own = own_of(config)
@@ -152,10 +156,15 @@ class Evaluator:
 
     def _judge(self, handed: HandedOver) -> EvaluationMeans:
         batches = (
-            self._evaluation.batches_of(replica, num_replicas=handed.replicas)
+            self._touching(self._evaluation.batches_of(replica, num_replicas=handed.replicas))
             for replica in range(handed.replicas)
         )
         return evaluate_alone(self._pipeline, batches)
+
+    def _touching(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self._beat.touch()
+            yield batch
 
     def _prepare(self, config: Config) -> None:
         """Make the model, and open the test data."""
@@ -227,7 +236,13 @@ def evaluate_run(
         deterministic(config.run.deterministic),
         join(device=device, timeout_s=config.run.timeout_s) as job,
         contextlib.closing(
-            Evaluator(config, device=job.device, world=job.world, progress=not attached)
+            Evaluator(
+                config,
+                device=job.device,
+                world=job.world,
+                beat=run / EVALUATIONS / BEAT,
+                progress=not attached,
+            )
         ) as evaluator,
     ):
         forget_evaluated(run)

@@ -33,6 +33,8 @@ MODEL_AND_DATA = ("data", "model", "text", "augment", "recipe")
 NOT_COMPARED = ("cache", "workers", "staging", "exclude", "batch_size")
 """Of ``[data]``: what changes no figure of an evaluation, or is noted by itself."""
 
+BEAT = "evaluator.beat"
+"""Touched at each batch that an evaluator takes; not there before the first."""
 OF_RESULT = ("weights", "settings", "samples")
 """Of a result, by which it is known: what a line of the metrics does not have."""
 
