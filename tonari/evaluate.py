@@ -16,7 +16,8 @@ class Evaluate:
     With run.evaluation=elsewhere (or beside) these are the weights that the run hands over at each
     step whose evaluation is due, and leaves in its directory until they are evaluated. Of a run
     whose own ranks evaluate they are those of its checkpoints, where an evaluation of that step is
-    not in the metrics. Model, test data and all else are as the run's config.json says.
+    not in the metrics. Model, test data and all else are as the run's config.json says. Relative
+    paths in it count from the current directory: start it where the run was started.
 
     Each result is kept in RUN/evaluations. A run under way takes those of weights that it handed
     over into its metrics.jsonl and its page; into those of a run that has ended they are written
