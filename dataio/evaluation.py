@@ -1,6 +1,7 @@
 """A dataset to evaluate on: every sample exactly once, in the same order each time."""
 
 from collections.abc import Generator, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from dataio.arguments import Arguments
 from dataio.batch.feed import DeviceDelivery
 from dataio.iterations import Loop, OneLoop
+from dataio.plan.layout import Layout
 from dataio.plan.order import PADDING, Order, StepsBlock, num_steps
 from dataio.rows.fields import Field
 from dataio.rows.samples import Batch
@@ -44,7 +46,7 @@ class Evaluation:
         root: Path,
         delivery: DeviceDelivery,
     ) -> None:
-        self.num_samples = source.num_samples
+        self.num_samples, self.batch_size = source.num_samples, arguments.batch_size
         layout = lay_out(source, world)
         share = consecutive(layout, node=world.node, named="evaluation", purpose="evaluation")
         rows = NodeRows(source, fields, share, arguments, world, root)
@@ -55,15 +57,7 @@ class Evaluation:
         except BaseException:
             self._session.close()
             raise
-        start, stop = layout.share_slots(world.replica)
-        self._order = Order(
-            range(start, stop),
-            None,
-            np.array([stop - start]),
-            0,
-            arguments.batch_size,
-            num_steps(np.array([layout.share_rows(0)]), arguments.batch_size),
-        )
+        self._order = _order(layout, world.replica, arguments.batch_size)
         self._delivery = delivery
         self._passes = OneLoop("Evaluation")
 
@@ -77,20 +71,22 @@ class Evaluation:
         Raises:
             StateError: From ``next``, if another loop has begun since.
         """
-        return Loop(self._passes, self._batches())
+        return Loop(self._passes, self._batches(self._order))
 
-    def _batches(self) -> Generator[Batch, None, None]:
-        batches = self._session.gather.batches(self._block, range(len(self)), epoch=0)
+    def batches_of(self, replica: int, *, num_replicas: int) -> Iterator[Batch]:
+        """Yield the batches that one of so many replicas would have. In a world of one process."""
+        layout = Layout((num_replicas,), self.num_samples)
+        order = _order(layout, replica, self.batch_size)
+        return Loop(self._passes, self._batches(order))
+
+    def _batches(self, order: Order) -> Generator[Batch, None, None]:
+        block = partial(_block, order)
+        batches = self._session.gather.batches(block, range(order.steps), epoch=0)
         for batch in self._delivery(batches):
             # A collate may return something else.
             if isinstance(batch, dict):
                 batch |= {"valid": batch["slot"] != PADDING}
             yield batch
-
-    def _block(self, first_step: int, num_steps: int) -> StepsBlock:
-        slots, num_valid = self._order.block(first_step, num_steps)
-        weight = (np.arange(slots.shape[1]) < num_valid[:, None]).astype(np.float32)
-        return StepsBlock(slots, num_valid, weight)
 
     @property
     def source_bytes(self) -> int:
@@ -100,3 +96,15 @@ class Evaluation:
     def close(self) -> None:
         """Stop threads and release the cache; idempotent."""
         self._session.close()
+
+
+def _order(layout: Layout, replica: int, batch_size: int) -> Order:
+    start, stop = layout.share_slots(replica)
+    steps = num_steps(np.array([layout.share_rows(0)]), batch_size)
+    return Order(range(start, stop), None, np.array([stop - start]), 0, batch_size, steps)
+
+
+def _block(order: Order, first_step: int, num_steps: int) -> StepsBlock:
+    slots, num_valid = order.block(first_step, num_steps)
+    weight = (np.arange(slots.shape[1]) < num_valid[:, None]).astype(np.float32)
+    return StepsBlock(slots, num_valid, weight)

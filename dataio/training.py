@@ -227,16 +227,8 @@ class TrainingSession(Session):
             ValueError: If the loader's fields draw crops, flips or patches, or the fields are cut
                 into other numbers of tiles than the loader's.
         """
-        own = self.lasting.opener.fields.items()
-        drawn = [
-            name for name, field in own if isinstance(field, Array | Image | Mask) and field.draws
-        ]
-        if fields is None and drawn:
-            raise ValueError(
-                f"evaluation: field {drawn[0]!r} of the loader draws a crop, a flip or a patch, "
-                "expected none where a model is measured; give fields=, such as Array(...) or "
-                "Image(..., resize=ResizeShort(256), crop=CenterCrop(224)), or these themselves"
-            )
+        if fields is None:
+            check_draws_nothing(self.lasting.opener.fields)
         given = self.lasting.opener.fields if fields is None else fields
         num_tiles = 0 if self.lasting.tiles is None else self.lasting.tiles.num_tiles
         for name, field in given.items():
@@ -247,13 +239,9 @@ class TrainingSession(Session):
                     f"the loader into {num_tiles or 'none'}, expected as many, of which each rank "
                     "holds the one it trains; give as many, or leave tiles out"
                 )
-        training = self.arguments
-        # Without a transform of its own there is nothing that would hold the interpreter.
-        num_processes = training.workers.processes if transform is not None else 0
         arguments = replace(
-            training, fields=given, transform=transform, batch_transform=batch_transform,
-            collate=collate, cache=replace(training.cache, quota=None), importance=None,
-            exclude=None, workers=replace(training.workers, processes=num_processes),
+            self.arguments, fields=given, transform=transform, batch_transform=batch_transform,
+            collate=collate,
         )  # fmt: skip
         trained = {} if classes == "own" else self.lasting.opener.class_names(self.source)
         opened, stored = replace(self.lasting.opener, fields=given).open(
@@ -262,7 +250,7 @@ class TrainingSession(Session):
         return Evaluation(
             opened,
             self.fields if fields is None else stored,
-            arguments,
+            _to_evaluate(arguments),
             self.world,
             root=self.lasting.opener.root,
             delivery=self.lasting.delivery,
@@ -273,6 +261,51 @@ class TrainingSession(Session):
         self.feed.stop()
         self.moves.stop()
         super().close()
+
+
+def check_draws_nothing(fields: Mapping[str, Field]) -> None:
+    """Refuse to evaluate by fields of training that draw, or raise ValueError."""
+    for name, field in fields.items():
+        if isinstance(field, Array | Image | Mask) and field.draws:
+            raise ValueError(
+                f"evaluation: field {name!r} of the loader draws a crop, a flip or a patch, "
+                "expected none where a model is measured; give fields=, such as Array(...) or "
+                "Image(..., resize=ResizeShort(256), crop=CenterCrop(224)), or these themselves"
+            )
+
+
+def _to_evaluate(arguments: Arguments) -> Arguments:
+    """Leave out what is of training alone."""
+    # Without a transform of its own there is nothing that would hold the interpreter.
+    processes = arguments.workers.processes if arguments.transform is not None else 0
+    return replace(
+        arguments, cache=replace(arguments.cache, quota=None), importance=None, exclude=None,
+        workers=replace(arguments.workers, processes=processes),
+    )  # fmt: skip
+
+
+def open_evaluation_alone(
+    arguments: Arguments, source: Openable, world: World, *, classes: Classes
+) -> Evaluation:
+    """Open a dataset to evaluate on, and stage no row of training. Collective.
+
+    Args:
+        arguments: Of a loader; fields and transforms are the evaluation's own.
+        source: The dataset.
+        world: All ranks.
+        classes: As of `Loader.evaluation`.
+
+    Raises:
+        DataioError: If one of both sources, or the cache, cannot be used.
+    """
+    root = cache_directory(os.fspath(arguments.cache.path), read_only=True)
+    opener = Opener(root, dict(arguments.fields), arguments.staging.transform, world)
+    trained = {}
+    if classes != "own":
+        trained = opener.class_names(opener.open(arguments.source)[0])
+    opened, stored = opener.open(source, trained=trained, classes=classes)
+    delivery = DeviceDelivery(find_device(arguments.device))
+    return Evaluation(opened, stored, _to_evaluate(arguments), world, root=root, delivery=delivery)
 
 
 def begin_training(arguments: Arguments, world: World) -> tuple[TrainingSession, RowLog | None]:

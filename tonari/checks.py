@@ -21,7 +21,12 @@ from dataio.base.filesystem import (
 from dataio.rows import at_once
 from dataio.rows.jpeg import turbojpeg
 from dataio.world.abandoned import abandoned_files
-from dataio.world.launchers import describe_pmi, find_launcher
+from dataio.world.launchers import (
+    LAUNCHER_NAMES,
+    LAUNCHER_PREFIXES,
+    describe_pmi,
+    find_launcher,
+)
 from tonari.sizes import format_bytes
 
 Verdict = Literal["fine", "look", "broken"]
@@ -31,11 +36,6 @@ OPTIONAL = {
     "mpi4py": "mpi", "mpich": "mpi-bundled", "tyro": "cli", "rich": "cli",
     "matplotlib": "report", "scikit-learn": "demo",
 }  # fmt: skip
-LAUNCHER_PREFIXES = (
-    "PMI", "OMPI_", "HYD", "MPI_LOCAL", "TORCHELASTIC_", "TONARI_RANKS", "PALS_", "JSM_NAMESPACE_",
-    "FLUX_TASK_", "FLUX_JOB_SIZE", "MV2_COMM_",
-)  # fmt: skip
-LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
 SHOWN_NAMES = (
     "TONARI_CACHE", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_PROCID",
     "SLURM_MPI_TYPE", "PBS_JOBID", "PJM_JOBID", "LSB_JOBID", "FLUX_JOB_ID",

@@ -20,6 +20,10 @@ COMMANDS = {
     "init": ("tonari.init.command", "write a config, a loop and a batch script to begin with"),
     "pack": ("tonari.pack.command", "turn Parquet or images into tar shards, text into tokens"),
     "train": ("tonari.train.command", "train a model as a TOML file says, alone or on many ranks"),
+    "evaluate": (
+        "tonari.evaluate",
+        "evaluate a run's weights beside it, on another node, or after its end",
+    ),
     "runs": ("tonari.runs.command", "list runs: how far they are, what they cost; a page of one"),
     "verify": (
         "tonari.verify.command",

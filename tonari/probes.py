@@ -13,7 +13,8 @@ import numpy as np
 from dataio.base.errors import WorldError, install_command
 from dataio.world import World, discover_world, watch_start
 from dataio.world.discover import choose_medium
-from tonari.checks import LAUNCHER_NAMES, LAUNCHER_PREFIXES, Finding
+from dataio.world.launchers import without_ranks
+from tonari.checks import Finding
 from tonari.errors import CommandError
 from tonari.mpi import mpiexec_command
 from tonari.processes import run_group
@@ -111,11 +112,7 @@ def probe_torch(ranks: int, *, timeout_s: float) -> Finding:
 
 def _probe(check: str, launch: list[str], ranks: int, *, timeout_s: float, cure: str) -> Finding:
     # `mpiexec -n 1 tonari doctor`: the outer launcher's variables would mislead the inner ranks.
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(LAUNCHER_PREFIXES) and name not in LAUNCHER_NAMES
-    }
+    env = without_ranks(os.environ)
     command = [*launch, "-m", "tonari.probes"]
     status, said = run_group(command, timeout_s=timeout_s, env=env | {"OMP_NUM_THREADS": "1"})
     told = [line.partition(MARK)[2] for line in said.splitlines() if MARK in line]

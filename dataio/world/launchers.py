@@ -39,6 +39,13 @@ SHOWN = (
 )  # fmt: skip
 """Shown in messages; none holds a secret, as PMI_SHARED_SECRET does."""
 
+LAUNCHER_PREFIXES = (
+    "PMI", "OMPI_", "HYD", "MPI_LOCAL", "TORCHELASTIC_", "TONARI_RANKS", "PALS_", "JSM_NAMESPACE_",
+    "FLUX_TASK_", "FLUX_JOB_SIZE", "MV2_COMM_",
+)  # fmt: skip
+LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
+"""Of variables that launchers set in a rank alone."""
+
 OF_SITE = "the site's MPI module, with mpi4py built against it"
 
 
@@ -116,6 +123,16 @@ class Claim:
     def is_job(self) -> bool:
         # PMIx alone does not say how many: MPI will.
         return self.world_size is None or self.world_size > 1
+
+
+def without_ranks(environ: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what makes a process a rank: for one that a rank starts, and that is alone."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(LAUNCHER_PREFIXES)
+        and name not in (*LAUNCHER_NAMES, *TORCHRUN, "SLURM_STEP_ID")
+    }
 
 
 def find_launcher(environ: Mapping[str, str]) -> Launcher:

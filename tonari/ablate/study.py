@@ -281,6 +281,11 @@ def _check(arm: Arm, study: StudyConfig) -> None:
             f"arm {arm.name!r}: data.test is missing, by which the arms are judged; give it, or "
             "for text data.test_fraction"
         )
+    if config.run.evaluation != "inline":
+        raise ConfigError(
+            f'arm {arm.name!r}: run.evaluation is "{config.run.evaluation}", expected "inline": a '
+            "study judges epochs as they end; leave it out"
+        )
     for name in ("max_steps", "max_tokens"):
         if getattr(config.run, name):
             raise ConfigError(

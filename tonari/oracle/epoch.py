@@ -155,6 +155,7 @@ class FedJob:
         first_s = simulation.step_ends_s[0] - simulation.step_s
         behind_s = simulation.behind_s / len(simulation.step_ends_s)
         evaluated = self.data.evaluated_rows * (2 if self.config.optimizer.ema else 1)
+        evaluated *= self.config.run.evaluation == "inline"
         hidden_rows = self.hidden_fraction * self.data.num_rows
         every = refresh_every(make_importance(self.config)) or 0
         steps_s = steps * statistics.mean(simulation.steps_s) + max(first_s, 0.0)

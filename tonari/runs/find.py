@@ -139,7 +139,9 @@ def _newest(metrics: Path) -> dict[str, Any]:
         known = {name: value for name, value in line.items() if value is not None}
         if known.get("kind") == "epoch":
             known["epochs"] = known["epoch"] + 1
-        found = known | found
+        steps = [each["step"] for each in (known, found) if "step" in each]
+        # An evaluation may be of an earlier step than lines before it.
+        found = known | found | ({"step": max(steps)} if steps else {})
         if "epochs" in found and {*LAST} <= {*found}:
             break
     return found

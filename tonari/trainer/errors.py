@@ -13,3 +13,7 @@ class DeliveryError(DataioError):
 
 class CheckpointError(DataioError):
     """A checkpoint is damaged, or could not be written."""
+
+
+class EvaluationError(DataioError):
+    """The process that evaluates beside a run cannot go on."""

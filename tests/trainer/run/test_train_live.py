@@ -27,6 +27,7 @@ from tonari.trainer.checkpoint.directory import read_progress, whole_checkpoints
 from tonari.trainer.checkpoint.export import read_averaged, read_checkpoint
 from tonari.trainer.config.config import Config, load_config
 from tonari.trainer.errors import ConfigError
+from tonari.trainer.run.beside.records import waiting
 from tonari.trainer.run.live import Live, check_live
 from tonari.trainer.run.pace import same_rows
 
@@ -254,6 +255,16 @@ def test_checkpoints_may_be_written_beside_training(tmp_path, place):
     trained = train(tmp_path, num_ranks, faults, *settings, *given, by_size=by_size, units=[])
     assert trained.statuses == [0, -9, 0], trained.said()
     trained.check(lost_after=trained.steps[0])
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("lost", ["0", pytest.param("1", marks=pytest.mark.nightly)])
+def test_evaluations_beside_a_run_go_on(tmp_path, lost):
+    check(tmp_path, "dp", {lost: ["kill", "forward", 6]}, "run.evaluation=beside", left=2, steps=5)
+    lines = read_checked_lines(tmp_path / "run" / "metrics.jsonl")
+    assert [line["step"] for line in lines if line["kind"] == "evaluation"] == [4, 8]
+    assert not waiting(tmp_path / "run")
 
 
 @pytest.mark.multirank

@@ -71,6 +71,22 @@ def test_both_get_each_line_as_the_metrics_have_it_and_go_on_with_their_run(
     assert read_run(directory).ids == {"wandb": "w1", "mlflow": "m1"}
 
 
+def test_an_evaluation_that_comes_late_stands_at_the_newest_step_with_its_own(
+    config: Path, calls: Calls
+) -> None:
+    run(config, "run", "run.epochs=1", "run.evaluation=beside", "run.evaluate_steps=3", BOTH[0])
+    steps = [given["step"] for _, given in calls["log"]]
+    assert steps == sorted(steps)
+    judged = {
+        figures.get("evaluation/step", given["step"]): figures["evaluation/evaluation_loss"]
+        for figures, given in calls["log"] if "evaluation/evaluation_loss" in figures
+    }  # fmt: skip
+    lines = read_checked_lines(config.parent / "run" / "metrics.jsonl")
+    of_lines = [line for line in lines if line["kind"] == "evaluation"]
+    assert judged == {line["step"]: line["evaluation_loss"] for line in of_lines}
+    assert [*judged] == [3, 6, 7]
+
+
 def test_an_error_of_theirs_ends_no_run_and_is_named_once(
     config: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

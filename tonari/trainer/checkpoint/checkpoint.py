@@ -19,18 +19,23 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from typing_extensions import Self
 
-from dataio.base.atomic import sync_directory
+from dataio.base.atomic import sync_directory, write_record
 from tonari.trainer.checkpoint.agree import file_group, from_rank_0, together
 from tonari.trainer.checkpoint.directory import Progress, begin, remove_old
 from tonari.trainer.checkpoint.state import (
+    Named,
     Saveable,
     by_plain_names,
     check_finite,
     first_reason,
     read_state,
+    read_weights,
 )
 from tonari.trainer.checkpoint.sums import write_sums
 from tonari.trainer.errors import CheckpointError
+
+HANDED = "evaluation.json"
+"""Beside weights that were handed over: how they are to be evaluated."""
 
 logger = logging.getLogger(__name__)
 
@@ -92,20 +97,63 @@ class Checkpoints:
         together(lambda: begin(partial, progress) if dist.get_rank() == 0 else None)
         loader.save(partial / "loader")
         state = by_plain_names(read_state(nn.ModuleList(parts), optimizer, average), parts)
+        self._write(state, final, background=self._background, keep=self._keep)
+        return final
+
+    def hand_over(
+        self,
+        directory: Path,
+        parts: Sequence[nn.Module],
+        progress: Progress,
+        *,
+        average: Mapping[str, Tensor] | None,
+        notes: Mapping[str, object],
+        background: bool,
+    ) -> None:
+        """Write the weights alone, for another process; waits for what is under way.
+
+        Args:
+            directory: Of the weights that are handed over; all ranks see it.
+            parts: As of `save`, and so are ``progress`` and ``average``.
+            notes: A record that lies beside the weights: `HANDED`.
+            background: Copy them, and let training go on while they are written.
+
+        Raises:
+            CheckpointError: If they, or what was under way, could not be written.
+        """
+        self.flush()
+        final = directory / f"step-{progress.steps:08d}"
+        if from_rank_0(str(final.exists())) == "True":
+            return
+        partial = final.with_suffix(".partial")
+
+        def note() -> None:
+            begin(partial, progress)
+            write_record(partial / HANDED, notes)
+
+        together(lambda: note() if dist.get_rank() == 0 else None)
+        state = by_plain_names(read_weights(nn.ModuleList(parts), average), parts)
+        self._write(state, final, background=background, keep=None)
+
+    def _write(
+        self, state: dict[str, Named], final: Path, *, background: bool, keep: int | None
+    ) -> None:
+        """Write a state beside its progress, and complete it: now, or in the background."""
+        partial = final.with_suffix(".partial")
         self.open_group()
-        if self._background:
+        if background:
             copied = state_dict_saver.async_save(
                 state, checkpoint_id=partial / "torch", process_group=self._group
             )
             assert isinstance(copied, Future), "the stager in use copies before it returns"
-            self._under_way = partial, self._thread.submit(self._complete_background, copied, final)
-            return final
+            written = self._thread.submit(self._complete_background, copied, final, keep)
+            self._under_way = partial, written
+            return
         try:
             state_dict_saver.save(state, checkpoint_id=partial / "torch", process_group=self._group)
-            self._complete(final)
+            self._complete(final, keep)
         except (CheckpointException, CheckpointError, OSError) as error:
             raise _not_written(partial, error) from error
-        return final
 
     def flush(self) -> None:
         """Wait until what is under way lies on disk.
@@ -149,12 +197,12 @@ class Checkpoints:
             # Other ranks may be gone.
             self._thread.shutdown(wait=False)
 
-    def _complete_background(self, copied: "Future[Any]", final: Path) -> None:
+    def _complete_background(self, copied: "Future[Any]", final: Path, keep: int | None) -> None:
         copied.result()
-        self._complete(final)
+        self._complete(final, keep)
 
-    def _complete(self, final: Path) -> None:
-        """Write the checksums, then give the directory its name. Collective."""
+    def _complete(self, final: Path, keep: int | None) -> None:
+        """Write the checksums, then give the directory its name; older ones go. Collective."""
         partial = final.with_suffix(".partial")
         dist.barrier(self._group)
         write_sums(partial, self._group)
@@ -164,7 +212,8 @@ class Checkpoints:
             partial.rename(final)
             sync_directory(final.parent)
             try:
-                remove_old(final.parent, self._keep)
+                if keep is not None:
+                    remove_old(final.parent, keep)
             except OSError as error:
                 # A shared filesystem may refuse for a while; the new one is whole all the same.
                 logger.warning(

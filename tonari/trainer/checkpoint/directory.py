@@ -17,6 +17,8 @@ from tonari.trainer.errors import CheckpointError, ConfigError
 NAME = re.compile(r"step-\d{8}")
 PARTIAL = re.compile(r"step-\d{8}\.partial")
 PROGRESS = "progress.json"
+EVALUATIONS = "evaluations"
+"""In a run's directory: what other processes evaluate; see `tonari.trainer.run.beside`."""
 
 logger = logging.getLogger(__name__)
 

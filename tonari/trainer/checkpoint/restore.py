@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import set_state_dict
+from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_state_dict
 
 from tonari.trainer.checkpoint.agree import file_group, from_rank_0, together
 from tonari.trainer.checkpoint.directory import (
@@ -27,6 +27,7 @@ from tonari.trainer.checkpoint.state import (
     first_reason,
     plain_name,
     read_state,
+    read_weights,
     tied_in,
 )
 from tonari.trainer.checkpoint.sums import check_sums
@@ -140,6 +141,53 @@ def restore(
     names = {plain_name(name, parts): its for name, its in whole.named_parameters()}
     reader = PlainReader(path / "torch", trusted=trusted)
     unused = _leave_out_unused(loaded["optimizer"], reader, names)
+    _load(path, own, loaded, reader, parts, trusted=trusted)
+    # torch looks for the settings of a group under the name of its first parameter.
+    groups = optimizer.param_groups
+    optimizer.param_groups = [group for group in groups if group["params"]]
+    set_state_dict(
+        whole, optimizer, options=OPTIONS,
+        model_state_dict=own["model"], optim_state_dict=own["optimizer"],
+    )  # fmt: skip
+    filled = iter(optimizer.param_groups)
+    optimizer.param_groups = [next(filled) if group["params"] else group for group in groups]
+    for group, given in zip(optimizer.param_groups, settings, strict=True):
+        group.update(given)
+    for name in unused:
+        optimizer.state.pop(names[name], None)
+    loader.restore(path / "loader")
+    return progress
+
+
+def restore_weights(
+    path: Path, parts: Sequence[nn.Module], *, average: Mapping[str, Tensor] | None,
+    trusted: bool = False,
+) -> None:  # fmt: skip
+    """Load the weights of a checkpoint, or of what was handed over, on any mesh. Collective.
+
+    Args:
+        path: All of its files are checked.
+        parts: The stages that this rank owns.
+        average: As of `restore`.
+        trusted: As of `restore`.
+
+    Raises:
+        CheckpointError: If it is damaged.
+        ConfigError: If it is not of this model.
+    """
+    verify(path)
+    whole = nn.ModuleList(parts)
+    own = read_weights(whole, average)
+    reader = PlainReader(path / "torch", trusted=trusted)
+    _load(path, own, by_plain_names(own, parts), reader, parts, trusted=trusted)
+    set_model_state_dict(whole, own["model"])
+
+
+def _load(
+    path: Path, own: dict[str, Named], loaded: dict[str, Named], reader: PlainReader,
+    parts: Sequence[nn.Module], *, trusted: bool,
+) -> None:  # fmt: skip
+    """Read values by plain names into ``loaded``, and from there into ``own``. Collective."""
     try:
         state_dict_loader.load(
             loaded, storage_reader=reader,
@@ -165,21 +213,6 @@ def restore(
                 value.detach().copy_(read)
             else:
                 named[name] = read
-    # torch looks for the settings of a group under the name of its first parameter.
-    groups = optimizer.param_groups
-    optimizer.param_groups = [group for group in groups if group["params"]]
-    set_state_dict(
-        whole, optimizer, options=OPTIONS,
-        model_state_dict=own["model"], optim_state_dict=own["optimizer"],
-    )  # fmt: skip
-    filled = iter(optimizer.param_groups)
-    optimizer.param_groups = [next(filled) if group["params"] else group for group in groups]
-    for group, given in zip(optimizer.param_groups, settings, strict=True):
-        group.update(given)
-    for name in unused:
-        optimizer.state.pop(names[name], None)
-    loader.restore(path / "loader")
-    return progress
 
 
 def _kept_in_groups(optimizer: torch.optim.Optimizer) -> set[str]:

@@ -8,7 +8,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+)
 from torch.distributed.tensor import DTensor
 
 from tonari.trainer.checkpoint.directory import Progress
@@ -55,6 +59,12 @@ def read_state(
             "__init__, not in forward"
         ) from error
     read: dict[str, Named] = {"model": state, "optimizer": optimizer_state}
+    return read if average is None else read | {"ema": dict(average)}
+
+
+def read_weights(whole: nn.Module, average: Mapping[str, Tensor] | None = None) -> dict[str, Named]:
+    """Read what `read_state` does, without the optimizer's part. Collective."""
+    read: dict[str, Named] = {"model": get_model_state_dict(whole)}
     return read if average is None else read | {"ema": dict(average)}
 
 

@@ -213,6 +213,9 @@ class RunConfig(Section):
         evaluate_epochs: Evaluates at the end of every so many epochs, and of the last.
         evaluate_steps: Evaluates every so many steps, too; 0: it does not.
         evaluate_tokens: The same of text, counted in tokens.
+        evaluation: Who evaluates: the training ranks, which wait (``"inline"``); a process of rank
+            0's node, while they train on (``"beside"``); ``tonari evaluate --follow``, which you
+            start, on another node too (``"elsewhere"``).
         seed: Of every random choice.
         deterministic: Takes only kernels of torch that give the same bits each time, and refuses
             operations that have none.
@@ -248,6 +251,7 @@ class RunConfig(Section):
     evaluate_epochs: Count = 1
     evaluate_steps: Whole = 0
     evaluate_tokens: Whole = 0
+    evaluation: Literal["inline", "beside", "elsewhere"] = "inline"
     seed: Whole = 0
     deterministic: bool = False
     directory: str = "runs/train"

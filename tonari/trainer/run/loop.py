@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -63,6 +64,9 @@ from tonari.trainer.watch.profile import StepTrace
 from tonari.trainer.watch.record import COMPLETE
 from tonari.trainer.watch.stop import AT_ONCE, StopRequest
 from tonari.trainer.watch.totals import Totals
+
+if TYPE_CHECKING:
+    from tonari.trainer.run.beside.evaluations import Evaluations
 
 Listener = Callable[[Line], None]
 
@@ -167,6 +171,10 @@ def train_observed(
         )  # fmt: skip
         return train_on(config, again)
     live = live or Live(config)
+    if config.run.evaluation != "inline":
+        from tonari.trainer.run.beside.evaluations import check_evaluation
+
+        check_evaluation(config, own)
     own, observer = own_of(config, own), Observer() if live.goes_on else observer or FirstStep()
     directory = Path(config.run.directory)
     check_device(config.run.device)
@@ -204,7 +212,8 @@ def train_observed(
             config, job, place=place, task=parallel.task, own=own, logs_rows=True
         )
         opened.enter_context(loader)
-        evaluation = None if test is None else loader.evaluation(
+        is_inline = config.run.evaluation == "inline"
+        evaluation = None if test is None or not is_inline else loader.evaluation(
             test, fields=make_evaluation_fields(config, own, tile=place.tile),
             transform=own.evaluation_transform, classes=config.data.test_classes,
         )  # fmt: skip
@@ -229,9 +238,11 @@ def train_observed(
                 live.as_given(config), job, opened, logs, done_steps=run.progress.steps,
                 planned_steps=run.most_steps(), metrics_path=metrics_path,
             )  # fmt: skip
+        if not is_inline:
+            run.evaluate_apart(live.as_given(config), opened)
         run.begin(found)
         building.close()
-        finished = run.train()
+        finished = run.train() and run.complete_evaluations()
         if noted:
             noted.end(COMPLETE if finished else f"stopped by {run.stopped_by}", run.progress.steps)
         return Summary(
@@ -323,6 +334,7 @@ class Run:
             run.profile_steps, directory=directory / "profile", rank=rank, device=job.device
         )
         self._trace = opened.enter_context(trace)
+        self._evaluations: Evaluations | None = None
         self._line = opened.enter_context(ProgressLine(shown=speaks and rank == 0))
 
     @property
@@ -344,6 +356,27 @@ class Run:
             self.progress, self._loader, self._optimizer, *self._pipeline.parts, *average
         )
         self._skips = self._skips.after(self.progress)
+
+    def evaluate_apart(self, config: Config, opened: contextlib.ExitStack) -> None:
+        """Have another process evaluate, by the settings as given, until ``opened`` is closed."""
+        from tonari.trainer.run.beside.evaluations import Evaluations
+
+        evaluations = Evaluations(
+            config, self._job, self._checkpoints, logs=self._logs, take=self._take_result,
+            num_replicas=self._pipeline.place.num_replicas, say=self._line.begin,
+            batch_size=self._config.data.batch_size,
+            stops=lambda: self._stop.agreed(self._job.world),
+        )  # fmt: skip
+        self._evaluations = opened.enter_context(evaluations)
+
+    def complete_evaluations(self) -> bool:
+        """Wait for what another process has left to evaluate; say whether no signal cut it."""
+        return self._evaluations is None or self._evaluations.complete()
+
+    def _take_result(self, line: Line) -> None:
+        self._write(line)
+        if self.last and self.last["step"] == line["step"]:
+            self.last = {**self.last, **line, "kind": "epoch"}
 
     def begin(self, found: Path | None) -> None:
         """Show the observer the run, which goes on from a checkpoint or starts anew."""
@@ -459,6 +492,8 @@ class Run:
 
     def _follow(self, epoch: int, meter: Meter, written: Container[str] = ()) -> bool:
         """Do what is due after a step; say whether neither a signal nor the run's end cuts it."""
+        if self._evaluations is not None:
+            self._evaluations.look(steps=self.progress.steps)
         stops = self._stop.after_step(self._job.world)
         run, steps = self._config.run, self.progress.steps
         over = self._pace.is_over(steps)
@@ -470,7 +505,8 @@ class Run:
         if evaluates and "evaluation" not in written:
             self._job.watchdog.rest()
             self._average_buffers()
-            self._write({"kind": "evaluation", **self._place(epoch), **self._evaluate()})
+            if not self._hands_over(epoch):
+                self._write({"kind": "evaluation", **self._place(epoch), **self._evaluate()})
         if stops or over:
             return False
         if saves:
@@ -548,6 +584,7 @@ class Run:
         world, place = self._job.world, self._pipeline.place
         line = meter.epoch_line(loss, self._loader.stats(), world)
         evaluated = over or (epoch + 1) % self._config.run.evaluate_epochs == 0
+        evaluated = evaluated and not self._hands_over(epoch)
         exchange_s = line.pop("exchange_blocked_s") or 0.0
         self.last = {
             "kind": "epoch", **self._place(epoch), **line,
@@ -563,6 +600,16 @@ class Run:
     def _check_finite(self) -> None:
         """End a run whose weights are lost, also where no checkpoint is written. Collective."""
         together(lambda: check_finite(self._pipeline.parts, self.progress))
+
+    def _hands_over(self, epoch: int) -> bool:
+        """Have another process judge the weights; say whether one does. Collective."""
+        if self._evaluations is None:
+            return False
+        with self._parts.time("evaluation_s"):
+            self._evaluations.hand_over(
+                self._pipeline.parts, self.progress, epoch=epoch, average=self._average
+            )
+        return True
 
     def _evaluate(self) -> Figures:
         """Judge the weights, and their average if there is one, on the test data."""

@@ -12,7 +12,7 @@ from dataio.base.claim import Claimant, NoLocksError, claim, claimant
 from dataio.base.errors import DamagedFileError
 from dataio.base.location import bare_within
 from dataio.job.launch import Job
-from tonari.trainer.checkpoint.directory import read_progress
+from tonari.trainer.checkpoint.directory import EVALUATIONS, read_progress
 from tonari.trainer.config.config import Config
 from tonari.trainer.config.saved import SETTINGS
 from tonari.trainer.config.settings import as_tables
@@ -100,7 +100,8 @@ def note_start(
 ) -> Noted:  # fmt: skip
     """Write the settings, and what start this is, once both fit what lies in the run's directory.
 
-    For one rank. More logs, which show the run as a whole, join ``logs``.
+    For one rank. More logs, which show the run as a whole, join ``logs``. Evaluations of steps that
+    come again are forgotten.
 
     Args:
         config: The settings.
@@ -113,6 +114,10 @@ def note_start(
     """
     directory = Path(config.run.directory)
     settings = bare_within(as_tables(config))
+    if (directory / EVALUATIONS).exists():
+        from tonari.trainer.run.beside.records import forget_later
+
+        forget_later(directory, steps=done_steps)
     write_record(directory / SETTINGS, settings)
     try:
         before = read_run(directory) if done_steps else Record([])

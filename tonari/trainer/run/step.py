@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -180,7 +181,31 @@ def evaluate(pipeline: Pipeline, batches: Iterable[Batch]) -> EvaluationMeans:
         pipeline: The model.
         batches: Equally many on all ranks; ``valid`` with the targets.
     """
-    # Sums of the rows' shares of right answers and of losses; rows.
+    mine = _evaluation_sums(pipeline, batches)
+    sums = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(sums, mine)
+    return _evaluation_means(sums)
+
+
+def evaluate_alone(pipeline: Pipeline, replicas: Iterable[Iterable[Batch]]) -> EvaluationMeans:
+    """Compute what `evaluate` does, to the last digit, in one process that has the whole model.
+
+    Args:
+        pipeline: The model.
+        replicas: The batches of each replica, one after the other.
+    """
+    return _evaluation_means([_evaluation_sums(pipeline, batches) for batches in replicas])
+
+
+def _evaluation_means(sums: Sequence[Tensor]) -> EvaluationMeans:
+    # Rounded once, whatever the order: ranks sum as one process does.
+    columns = zip(*torch.stack([*sums]).tolist(), strict=True)
+    num_right, loss_sum, num_valid = map(math.fsum, columns)
+    return EvaluationMeans(num_right / max(num_valid, 1), loss_sum / max(num_valid, 1))
+
+
+def _evaluation_sums(pipeline: Pipeline, batches: Iterable[Batch]) -> Tensor:
+    """Sum up this rank's shares of right answers, losses and rows: float64[3]."""
     sums = torch.zeros(3, dtype=torch.float64, device=pipeline.device)
     with evaluating(pipeline):
         for batch in batches:
@@ -192,9 +217,7 @@ def evaluate(pipeline: Pipeline, batches: Iterable[Batch]) -> EvaluationMeans:
                 right = scored.right_fraction.double().masked_fill(~valid, 0).sum()
                 loss = scored.loss.masked_fill(~valid, 0).double().sum()
                 sums += torch.stack([right, loss, valid.sum().double()])
-    dist.all_reduce(sums)
-    num_right, loss_sum, num_valid = sums.tolist()
-    return EvaluationMeans(num_right / max(num_valid, 1), loss_sum / max(num_valid, 1))
+    return sums
 
 
 @contextlib.contextmanager

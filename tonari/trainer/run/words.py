@@ -79,6 +79,12 @@ def epoch_words(line: Line, num_epochs: int) -> str:
     )
 
 
+def evaluation_words(line: Line) -> str:
+    """Say what another process found of a step."""
+    late = f", {line['late_steps']} steps later" if line["late_steps"] else ""
+    return f"step {line['step']} evaluated{_result_words({'loss': None, **line})}{late}"
+
+
 def summary_words(summary: Summary, directory: str) -> str:
     """Say what a run did, what it read and waited for, and where its results are."""
     totals = summary.totals

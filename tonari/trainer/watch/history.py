@@ -34,7 +34,9 @@ class History:
         known = {k: v for k, v in line.items() if not isinstance(v, float) or math.isfinite(v)}
         if isinstance(source := known.get("source_bytes"), int | float):
             known["source_mb"] = source / 1e6
-        self.last |= {k: v for k, v in known.items() if v is not None}
+        # An evaluation may be of an earlier step than lines before it.
+        late = ("step", "epoch") if known["step"] < self.last.get("step", 0) else ()
+        self.last |= {k: v for k, v in known.items() if v is not None and k not in late}
         if kind in ("epoch", "evaluation") and known.get("evaluation_loss") is not None:
             self._take("test", known)
         if kind == "epoch":

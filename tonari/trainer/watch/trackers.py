@@ -100,6 +100,7 @@ class WandbRun(Tracker):
     """Sends lines to Weights & Biases; its WANDB_... variables hold, WANDB_MODE=offline too."""
 
     key = "wandb"
+    _newest = 0
 
     def _begin(self, known: str | None) -> str:
         self._run = self._module.init(
@@ -109,7 +110,10 @@ class WandbRun(Tracker):
         return str(self._run.id)
 
     def _send(self, figures: dict[str, float], step: int) -> None:
-        self._run.log(figures, step=step)
+        # It takes no step before its newest, as of an evaluation that comes late.
+        self._newest = max(step, self._newest)
+        late = {"evaluation/step": step} if step < self._newest else {}
+        self._run.log(figures | late, step=self._newest)
 
     def _end(self, *, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))

@@ -188,7 +188,8 @@ def verified_config(config: Config, directory: Path, *, steps: int = STEPS) -> C
         mesh=replace(config.mesh, swap_blocks=0),
         run=replace(
             config.run, epochs=steps, max_steps=steps, max_tokens=0, evaluate_steps=0,
-            evaluate_tokens=0, checkpoint_epochs=steps, checkpoint_steps=0, checkpoint_tokens=0,
+            evaluate_tokens=0, evaluation="inline", checkpoint_epochs=steps, checkpoint_steps=0,
+            checkpoint_tokens=0,
             directory=str(directory / "run"), log_steps=1, tensorboard=False, prometheus="",
             otel=False, wandb="", mlflow="", profile_steps=(), device="cpu",
             timeout_s=min(config.run.timeout_s, 60.0),
