@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 ROOTS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
 """A directory that holds one of these is a store."""
 _ERRORS = (
+    ArithmeticError,
     OSError,
     RuntimeError,
-    KeyError,
+    LookupError,
     ValueError,
     TypeError,
     EOFError,

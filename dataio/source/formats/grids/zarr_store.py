@@ -92,7 +92,7 @@ class SourceStore(Store):
 
         Raises:
             SourceError: If the storage fails.
-            ValueError: If it is empty, or a chunk of Blosc that was cut off.
+            ValueError: If it is empty, ends before the part, or is a cut off chunk of Blosc.
         """
         path = f"{self._path}/{key}"
         if "://" in path and not self._storage.exists(path):
@@ -108,13 +108,15 @@ class SourceStore(Store):
             if not stop:
                 raise ValueError(f"{key} is empty")
             if isinstance(byte_range, RangeByteRequest):
-                start, stop = byte_range.start, min(byte_range.end, stop)
+                if byte_range.end > stop:
+                    raise ValueError(f"{key} has {stop} bytes, expected {byte_range.end} or more")
+                start, stop = byte_range.start, byte_range.end
             elif isinstance(byte_range, OffsetByteRequest):
                 start = byte_range.offset
             elif isinstance(byte_range, SuffixByteRequest):
                 start = max(stop - byte_range.suffix, 0)
             data = file.read_at(start, stop - start)
-            is_chunk = key[-1].isdigit() and byte_range is None and key.startswith(self.blosc)
+            is_chunk = key[-1] in "0123456789c" and not byte_range and key.startswith(self.blosc)
             if is_chunk and (length := int.from_bytes(data[12:16], "little")) != len(data):
                 raise ValueError(f"{key} has {len(data)} bytes, expected {length} as Blosc wrote")
             return data
