@@ -32,7 +32,7 @@ OLDEST = [0, 1, 74]
 NUM_THREADS = 10
 """Chunks of a region that are asked for at once, as many as zarr-python asks for."""
 PACKED = None, "blosc", "zstd"
-"""Compressors of which it refuses each chunk that was cut off, as of gzip, zlib, bz2 it does not."""
+"""Compressors of which it refuses each chunk that was cut off: not so of gzip, zlib and bz2."""
 MISSING = 2**64 - 1
 """Where the index of a shard says that a chunk begins which has only fill values."""
 Place = tuple[int, ...]
