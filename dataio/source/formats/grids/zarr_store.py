@@ -108,9 +108,10 @@ class SourceStore(Store):
             if not stop:
                 raise ValueError(f"{key} is empty")
             if isinstance(byte_range, RangeByteRequest):
-                if byte_range.end > stop:
-                    raise ValueError(f"{key} has {stop} bytes, expected {byte_range.end} or more")
-                start, stop = byte_range.start, byte_range.end
+                start, end = byte_range.start, byte_range.end
+                if not start <= end <= stop:
+                    raise ValueError(f"{key} has {stop} bytes, expected {start} to {end} in it")
+                stop = end
             elif isinstance(byte_range, OffsetByteRequest):
                 start = byte_range.offset
             elif isinstance(byte_range, SuffixByteRequest):

@@ -345,12 +345,12 @@ def test_blosc_reads_nothing_behind_a_chunk_that_was_cut_off(tmp_path: Path) -> 
     group.create_array("x", data=values, chunks=(10,), shards=shards, **options)
     group.create_array("scale", data=values[0], **options)
     for name, box, found in (
-        ("x/c/0", (slice(42, 48),), "or more"), ("scale/c", (), "as Blosc wrote")
+        ("x/c/0", (slice(42, 48),), r"\d+ to \d+ in it"), ("scale/c", (), r"\d+ as Blosc wrote")
     ):  # fmt: skip
         file = tmp_path / "a.zarr" / name
         file.write_bytes(file.read_bytes()[:-10])
         with ZarrFormat().opened(Storage(), str(tmp_path / "a.zarr")) as store:
-            with pytest.raises(SourceError, match=rf"{name} has \d+ bytes, expected \d+ {found}"):
+            with pytest.raises(SourceError, match=rf"{name} has \d+ bytes, expected {found}"):
                 store.read(name.partition("/")[0], box)
 
 
