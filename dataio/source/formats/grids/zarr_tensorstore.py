@@ -22,7 +22,7 @@ from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 
 from dataio.rows.tiles import Box
-from dataio.source.formats.grids.zarr_store import SourceStore
+from dataio.source.formats.grids.zarr_store import MISSING, SourceStore
 
 _log = logging.getLogger(__name__)
 _used_by: set[int] = set()
@@ -33,8 +33,6 @@ NUM_THREADS = 10
 """Chunks of a region that are asked for at once, as many as zarr-python asks for."""
 PACKED = None, "blosc", "zstd"
 """Compressors of which it refuses each chunk that was cut off: not so of gzip, zlib and bz2."""
-MISSING = 2**64 - 1
-"""Where the index of a shard says that a chunk begins which has only fill values."""
 Place = tuple[int, ...]
 
 
