@@ -356,6 +356,20 @@ def test_blosc_reads_nothing_behind_a_chunk_that_was_cut_off(tmp_path: Path) -> 
                 store.read(name.partition("/")[0], box)
 
 
+def test_a_chunk_of_blosc_with_a_negative_length_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    options: dict[str, Any] = {"zarr_format": 2, "compressors": numcodecs.Blosc()}
+    zarr.create_array(path, data=np.arange(10), chunks=(10,), **options)
+    data = bytearray((path / "0").read_bytes())
+    data[4:8] = b"\xff" * 4
+    (path / "0").write_bytes(data)
+    with (
+        ZarrFormat().opened(Storage(), str(path)) as store,
+        pytest.raises(SourceError, match=r"a.zarr: zarr cannot read it .* write it again"),
+    ):
+        store.read("arr_0", (slice(0, 5),))
+
+
 def test_chunks_of_no_length_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.zarr"
     zarr.create_array(path, data=np.zeros(10), chunks=(5,), zarr_format=3)
