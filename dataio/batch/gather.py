@@ -91,6 +91,8 @@ class Gather:
         self._fields = fields
         self._batch_transform = arguments.batch_transform
         self._collate = collate
+        callables = transform, collate, arguments.batch_transform
+        self._transforms = any(each is not None for each in callables)
         self._prefetch = workers.prefetch
         self._timeout_s = world.timeout_s
         self._ring = BufferRing(pinned=pinned)
@@ -263,7 +265,10 @@ class Gather:
         """Seconds by cause: see `WaitCauses.add`."""
         fill = "decode" if self._assembler.filler.decodes else "copy"
         transform_s = self._transform_s + self._assembler.looked_s
-        spent = {"disk": self._disk_s, fill: self._fill_s, "transform": transform_s}
+        spent = {"disk": self._disk_s, fill: self._fill_s}
+        # Putting a batch together is a transform's share only where there is one.
+        last = "transform" if self._transforms else fill
+        spent[last] = spent.get(last, 0.0) + transform_s
         # They do not say what they do: all that is left of a wait is theirs.
         return spent if self._workers is None else spent | {"processes": time.perf_counter()}
 

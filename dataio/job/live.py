@@ -120,7 +120,7 @@ class LiveJob:
             Whether they go on from a step; if not, restore a checkpoint now, or begin.
 
         Raises:
-            WorldError: If the loader could not go on without a rank.
+            WorldError: If the loader could not go on without a rank, or only newcomers are left.
         """
         if loader.lost_with_ranks:
             raise WorldError(
@@ -134,6 +134,11 @@ class LiveJob:
         said = self.world.allgather(mine, doing="comparing counted steps")
         found = [tuple(json.loads(each)) for each in said]
         most, _ = max(found)
+        if not most and 0 < self.num_began <= min(self.ranks):
+            raise WorldError(
+                f"live: ranks {[*self.ranks]} have come, and no rank is left that has what the job "
+                "came to; it has ended, or start the same command again without TONARI_LIVE_JOIN"
+            )
         if not most:
             return False
         state = self.counted.state() if self.counted and self.number == most else {}

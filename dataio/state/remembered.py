@@ -81,7 +81,12 @@ class Remembered:
     def settle(self, steps: int) -> None:
         """Write what was reported of rows that some steps trained, and forget the rest."""
         mine = self.of(self.sampling.mine, steps)
-        self.feedback.settle(self.scores, mine.sample_id, mine.now > 0, epoch=self.position.epoch)
+        now, counts = mine.now, mine.selection.counts
+        most = now if counts is None else counts - mine.before
+        self.feedback.settle(
+            self.scores, mine.sample_id, now > 0, most > now,
+            epoch=self.position.epoch, steps=steps,
+        )  # fmt: skip
 
     def of(self, group: int, steps: int) -> NodeSnapshot:
         """Describe the rows of a sampling group behind some steps; others' have no scores."""

@@ -175,8 +175,9 @@ class Feedback:
         self._under_way.clear()
 
     def settle(
-        self, scores: Scores, ids: NDArray[np.int64], trained: NDArray[np.bool_], *, epoch: int
-    ) -> None:
+        self, scores: Scores, ids: NDArray[np.int64], trained: NDArray[np.bool_],
+        again: NDArray[np.bool_], *, epoch: int, steps: int,
+    ) -> None:  # fmt: skip
         """Write what was reported of an epoch's trained rows into scores, and forget the rest.
 
         The pool may be closed.
@@ -185,12 +186,15 @@ class Feedback:
             scores: scores[num_slots].
             ids: int64[num_slots]: What the slots held.
             trained: bool[num_slots]: Whether a step that counts trained the row in the epoch.
+            again: bool[num_slots]: Whether one that does not count may have, too.
             epoch: The epoch.
+            steps: Those of it that count.
         """
         self._scores, self._held = scores, ids.__getitem__
         self._under_way = deque(
             one for one in self._under_way
             if one.epoch == epoch and trained[(slot := one.values()["slot"])[slot >= 0]].all()
+            and (one.step <= steps or not again[slot[slot >= 0]].any())
         )  # fmt: skip
         self.flush()
 

@@ -95,6 +95,7 @@ class LiveStart:
         errors: What each raised.
         disturbed: Ranks that were killed, stood still, did not see files, left or came: they may
             end.
+        met: Ranks that called the training function.
         happened: The faults that did happen.
     """
 
@@ -117,6 +118,7 @@ class LiveStart:
         self.errors: dict[int, BaseException] = {}
         self.disturbed: set[int] = set()
         self._ask: dict[int, Callable[[], None]] = {}
+        self.met = self._ask.keys()
         self.happened: list[str] = []
 
     def run(self) -> None:
@@ -326,6 +328,8 @@ def check_ends(start: LiveStart) -> tuple[str, ...]:
         came = rank >= sum(start.job.nodes) and not start.has_trained(rank)
         # Or those that see its files late go on without it.
         came |= isinstance(error, LeftOutError) and "late" in start.happened
+        # Or a rank is lost before all have met: only those that have met go on.
+        came |= bool(start.disturbed) and rank not in start.met
         assert rank in start.disturbed or excused or came, (
             f"rank {rank} ended, nobody knows why: {error}"
         )

@@ -10,6 +10,7 @@ import pytest
 
 from dataio import Image, Int, Loader, Reports, Staging, Workers
 from dataio.batch.figures import CAUSES, WaitCauses
+from dataio.batch.shape import Shaper
 from dataio.rows.decode import decode_image
 from dataio.store.pool import Pool
 from dataio.world import single_world
@@ -107,6 +108,19 @@ def test_the_cause_of_waits_is_found(tmp_path, monkeypatch, clock, threads) -> N
     monkeypatch.setattr("dataio.batch.fill.decode_image", decode)
     image = {"image": Image("jpg", crop=pictures.CROP)}
     assert waits_of(tmp_path / "c", image, workers=workers) == ["decode"]
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_loader_without_a_transform_waits_for_none(tmp_path, monkeypatch, clock, threads) -> None:
+    batch = Shaper.batch
+
+    def slow(*args: Any, **options: Any) -> Any:
+        clock.advance(1.0)
+        return batch(*args, **options)
+
+    monkeypatch.setattr(Shaper, "batch", slow)
+    fields = {"image": Image("jpg", crop=pictures.CROP)}
+    assert waits_of(tmp_path, fields, workers=Workers(threads=threads)) == ["decode"]
 
 
 def test_rows_that_are_not_staged_yet_are_waited_for(tmp_path, monkeypatch, clock) -> None:

@@ -344,6 +344,18 @@ def test_reports_of_steps_that_do_not_count_are_never_written():
         slots = torch.tensor([step])
         feedback.add(slots, slots, slots.float(), None, None, epoch=1, step=step)
     assert np.flatnonzero(scores["epoch"] == 1).tolist() == [*range(1, 18)]
-    feedback.settle(scores, np.arange(64), np.arange(64) <= 20, epoch=1)
+    trained, none = np.arange(64) <= 20, np.zeros(64, np.bool_)
+    feedback.settle(scores, np.arange(64), trained, none, epoch=1, steps=20)
     feedback.flush()
     assert np.flatnonzero(scores["epoch"] == 1).tolist() == [*range(1, 21)]
+
+
+def test_of_a_row_that_comes_again_no_report_of_a_step_that_does_not_count_is_written():
+    feedback, scores = make_feedback(4)
+    feedback.upto = 2
+    for step, slot in enumerate((0, 1, 0), 1):
+        slots = torch.tensor([slot])
+        feedback.add(slots, slots, torch.tensor([float(step)]), None, None, epoch=1, step=step)
+    trained = np.array([True, True, False, False])
+    feedback.settle(scores, np.arange(4), trained, np.arange(4) == 0, epoch=1, steps=2)
+    assert scores["loss"][:2].tolist() == [1.0, 2.0]

@@ -1,6 +1,7 @@
 """Zarr stores, versions 2 and 3, by zarr-python, whose bytes come through our own storage."""
 
 import lzma
+import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
 ROOTS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
 """A directory that holds one of these is a store."""
 _ERRORS = (
+    ArithmeticError,
     OSError,
     RuntimeError,
-    KeyError,
+    SystemError,
+    LookupError,
     ValueError,
     TypeError,
     EOFError,
@@ -57,6 +60,12 @@ class ZarrFormat:
                 for array in found.arrays.values()
                 if not array.shards and "Blosc" in repr(array.compressors[-1:])
             )
+            for array in found.arrays.values():
+                how = array.metadata.codecs[0] if array.shards else None
+                if how is not None and how.index_location.value == "start":
+                    numbers = 2 * math.prod(np.floor_divide(array.shards, array.chunks).tolist())
+                    order = ">" if how.index_codecs[0].endian.value == "big" else "<"
+                    store.indexes[f"{array.path}/".lstrip("/")] = numbers, f"{order}u8"
         with closing(ChunkReader(found.arrays, store, path)) as found.chunks:
             yield found
 

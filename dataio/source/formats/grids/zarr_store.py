@@ -4,6 +4,8 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
 from zarr.abc.store import (
     ByteRequest,
     OffsetByteRequest,
@@ -15,6 +17,9 @@ from zarr.core.buffer import Buffer, BufferPrototype
 
 from dataio.base.errors import SourceError
 from dataio.source.storage.files import Storage
+
+MISSING = 2**64 - 1
+"""Where the index of a shard says that a chunk begins which has only fill values."""
 
 
 class SourceStore(Store):
@@ -28,6 +33,8 @@ class SourceStore(Store):
         self._storage, self._path = storage, path
         self.blosc: tuple[str, ...] = ()
         """Begins of the keys of chunks that Blosc reads beyond where they were cut off."""
+        self.indexes: dict[str, tuple[int, str]] = {}
+        """By begins of the keys of shards that begin with an index: its numbers, and their type."""
         self.waits = "://" in path or storage.is_watched(f"{path}/")
         """Whether requests wait for a server, so that several are made at once."""
 
@@ -92,7 +99,8 @@ class SourceStore(Store):
 
         Raises:
             SourceError: If the storage fails.
-            ValueError: If it is empty, or a chunk of Blosc that was cut off.
+            ValueError: If it is empty, ends before the part, or is a shard or a chunk of Blosc that
+                was cut off.
         """
         path = f"{self._path}/{key}"
         if "://" in path and not self._storage.exists(path):
@@ -108,13 +116,27 @@ class SourceStore(Store):
             if not stop:
                 raise ValueError(f"{key} is empty")
             if isinstance(byte_range, RangeByteRequest):
-                start, stop = byte_range.start, min(byte_range.end, stop)
+                start, end = byte_range.start, byte_range.end
+                if not start <= end <= stop:
+                    raise ValueError(f"{key} has {stop} bytes, expected {start} to {end} in it")
+                stop = end
             elif isinstance(byte_range, OffsetByteRequest):
                 start = byte_range.offset
             elif isinstance(byte_range, SuffixByteRequest):
                 start = max(stop - byte_range.suffix, 0)
             data = file.read_at(start, stop - start)
-            is_chunk = key[-1].isdigit() and byte_range is None and key.startswith(self.blosc)
+            is_whole = key[-1] in "0123456789c" and not byte_range
+            for begin, (numbers, dtype) in self.indexes.items():
+                if is_whole and key.startswith(begin):
+                    _check_shard(key, data, np.frombuffer(data, dtype, numbers).reshape(-1, 2))
+            is_chunk = is_whole and key.startswith(self.blosc)
             if is_chunk and (length := int.from_bytes(data[12:16], "little")) != len(data):
                 raise ValueError(f"{key} has {len(data)} bytes, expected {length} as Blosc wrote")
             return data
+
+
+def _check_shard(key: str, data: bytes, index: NDArray[np.unsignedinteger]) -> None:
+    """Refuse a shard that ends before a chunk of it does, which Blosc would read beyond."""
+    starts, lengths = index[index[:, 0] != MISSING].T
+    if (lengths > len(data)).any() or (starts > len(data) - lengths).any():
+        raise ValueError(f"{key} has {len(data)} bytes, expected all chunks of its index in it")

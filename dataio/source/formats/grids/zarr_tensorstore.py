@@ -22,7 +22,7 @@ from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 
 from dataio.rows.tiles import Box
-from dataio.source.formats.grids.zarr_store import SourceStore
+from dataio.source.formats.grids.zarr_store import MISSING, SourceStore
 
 _log = logging.getLogger(__name__)
 _used_by: set[int] = set()
@@ -31,8 +31,8 @@ _used_by: set[int] = set()
 OLDEST = [0, 1, 74]
 NUM_THREADS = 10
 """Chunks of a region that are asked for at once, as many as zarr-python asks for."""
-MISSING = 2**64 - 1
-"""Where the index of a shard says that a chunk begins which has only fill values."""
+PACKED = None, "blosc", "zstd"
+"""Compressors of which it refuses each chunk that was cut off: not so of gzip, zlib and bz2."""
 Place = tuple[int, ...]
 
 
@@ -69,7 +69,7 @@ class ChunkReader:
                 self._opened[name] = _Chunked(self._arrays[name], self._store)
             array = self._opened[name]
             return None if array is None else array.read(box, self._pool)
-        except (ImportError, ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+        except (ImportError, ValueError, TypeError, RuntimeError, ArithmeticError) as error:
             _log.debug("%s: zarr-python reads %s: %s", self._path, name, error)
             return None
 
@@ -98,6 +98,9 @@ class _Chunked:
         if form["zarr_format"] == 3:
             codecs = form["codecs"] if self._shards is None else self._shards.codecs
             form = _as_version_2(array, form["fill_value"], codecs)
+        packed = (form["compressor"] or {"id": None})["id"]
+        if packed not in PACKED:
+            raise ValueError(f"its chunks are packed by {packed}, expected Blosc or Zstandard")
         form["dimension_separator"] = "."
         spec = {"driver": "zarr", "kvstore": "memory://", "metadata": form}
         self._values = tensorstore.open(
@@ -145,7 +148,7 @@ def _key(array: Any, place: Place) -> str:
 def _as_version_2(array: Any, fill: object, codecs: Sequence[Any]) -> dict[str, Any]:
     """Describe chunks of version 3 as version 2 does: its driver refuses what is too long."""
     names = [codec["name"] for codec in codecs]
-    if names[0] != "bytes" or names[1:] not in ([], ["blosc"], ["gzip"], ["zstd"]):
+    if names[0] != "bytes" or len(names) > 2:
         raise ValueError(f"its codecs are {', '.join(names)}")
     big = codecs[0].get("configuration", {}).get("endian") == "big"
     return {

@@ -28,7 +28,8 @@ from dataio import (
     open_source,
 )
 from dataio.base.errors import install_command
-from dataio.source.storage.files import StorageFile
+from dataio.source.formats.grids.zarr import ZarrFormat
+from dataio.source.storage.files import Storage, StorageFile
 from dataio.source.storage.retry import TransientError
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.source.shards import ids, read_all
@@ -332,6 +333,54 @@ def test_a_chunk_that_was_cut_off_is_found_whatever_compressed_it(tmp_path: Path
         chunk.write_bytes(chunk.read_bytes()[:-30])
         with pytest.raises(SourceError, match=r"a.zarr: zarr cannot read it .* write it again"):
             read_all(source, {"x": Array("deep/x", (), "int64")})
+
+
+@pytest.mark.usefixtures("zarr_reader")
+def test_blosc_reads_nothing_behind_a_chunk_that_was_cut_off(tmp_path: Path) -> None:
+    """Of a shard and of a single number; what lies behind in memory would be values."""
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=3)
+    options: dict[str, Any] = {"compressors": zarr.codecs.BloscCodec()}
+    shards = {"shape": (50,), "index_location": "start"}
+    values = np.random.default_rng(0).random(100)
+    group.create_array("x", data=values, chunks=(10,), shards=shards, **options)
+    group.create_array("scale", data=values[0], **options)
+    for name, box, found in (
+        ("x/c/0", (slice(42, 48),), r"\d+ to \d+ in it"),
+        ("x/c/1", (slice(50, 100),), "all chunks of its index in it"),
+        ("scale/c", (), r"\d+ as Blosc wrote"),
+    ):  # fmt: skip
+        file = tmp_path / "a.zarr" / name
+        file.write_bytes(file.read_bytes()[:-10])
+        with ZarrFormat().opened(Storage(), str(tmp_path / "a.zarr")) as store:
+            with pytest.raises(SourceError, match=rf"{name} has \d+ bytes, expected {found}"):
+                store.read(name.partition("/")[0], box)
+
+
+def test_a_chunk_of_blosc_with_a_negative_length_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    options: dict[str, Any] = {"zarr_format": 2, "compressors": numcodecs.Blosc()}
+    zarr.create_array(path, data=np.arange(10), chunks=(10,), **options)
+    data = bytearray((path / "0").read_bytes())
+    data[4:8] = b"\xff" * 4
+    (path / "0").write_bytes(data)
+    with (
+        ZarrFormat().opened(Storage(), str(path)) as store,
+        pytest.raises(SourceError, match=r"a.zarr: zarr cannot read it .* write it again"),
+    ):
+        store.read("arr_0", (slice(0, 5),))
+
+
+def test_chunks_of_no_length_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    zarr.create_array(path, data=np.zeros(10), chunks=(5,), zarr_format=3)
+    text = (path / "zarr.json").read_text()
+    pattern = r'("chunk_shape": \[\s*)5'
+    (path / "zarr.json").write_text(re.sub(pattern, r"\g<1>0", text))
+    with (
+        pytest.raises(SourceError, match=r"a.zarr: zarr cannot read it .*(zero|must be)"),
+        ZarrFormat().opened(Storage(), str(path)) as store,
+    ):
+        store.read("arr_0", (slice(0, 5),))
 
 
 @pytest.mark.parametrize("version", [2, 3])

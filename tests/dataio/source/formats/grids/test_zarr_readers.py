@@ -83,10 +83,10 @@ def test_version_2_gives_the_same_bytes(
         options = {"compressors": CODECS[codec], "order": order, "fill_value": fill}
         write(tmp_path / "a.zarr", dtype, **options)
         _, reasons = compare(tmp_path / "a.zarr", caplog)
-        assert bool(reasons) == (not is_number or codec in ("lz4", "lzma")), reasons
+        assert bool(reasons) == (not is_number or codec not in ("none", "blosc", "zstd")), reasons
         for each in reasons:
             assert ": zarr-python reads deep/x: " in each
-            assert ("lz" in each) if is_number else (f"its values are {np.dtype(dtype)}" in each)
+            assert (codec if is_number else f"its values are {np.dtype(dtype)}") in each
 
 
 @diagonal(layout=V3, dtype=["?", ">i4", "<f2", ">f4", "<c16", "<M8[ns]"])
@@ -96,9 +96,10 @@ def test_version_3_gives_the_same_bytes(
 ) -> None:
     for fill in {"f": (0, np.nan, -0.0), "c": (complex(1, np.nan),)}.get(np.dtype(dtype).kind, ()):
         write(tmp_path / "a.zarr", dtype, version=3, fill_value=fill, **V3[layout])
-        assert not compare(tmp_path / "a.zarr", caplog)[1]
+        assert bool(compare(tmp_path / "a.zarr", caplog)[1]) == (layout == "gzip 3")
     write(tmp_path / "a.zarr", dtype, version=3, **V3[layout])
-    assert bool(compare(tmp_path / "a.zarr", caplog)[1]) == ("M8" in dtype)
+    is_left = "M8" in dtype or layout == "gzip 3"
+    assert bool(compare(tmp_path / "a.zarr", caplog)[1]) == is_left
 
 
 def test_filters_and_codecs_that_it_lacks_are_read_by_zarr_python(
@@ -109,7 +110,7 @@ def test_filters_and_codecs_that_it_lacks_are_read_by_zarr_python(
     big = [zarr.codecs.BytesCodec(endian="big")]
     sharded = zarr.codecs.ShardingCodec(chunk_shape=CHUNKS, index_codecs=big)
     others: list[tuple[dict[str, Any], str]] = [
-        ({"compressors": zarr.codecs.Crc32cCodec()}, "its codecs are bytes, crc32c"),
+        ({"compressors": zarr.codecs.Crc32cCodec()}, "its chunks are packed by crc32c"),
         ({"filters": zarr.codecs.TransposeCodec(order=(2, 0, 1))}, "codecs are transpose, bytes"),
         ({"serializer": sharded, "chunks": SHARDS, "compressors": None}, "index of its shards is"),
     ]
@@ -131,6 +132,7 @@ def test_a_version_that_aborts_forks_is_not_used(
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "cut": lambda data: data[:-30],
+    "cut by a byte": lambda data: data[:-1],
     "begun": lambda data: data[:5],
     "empty": lambda _: b"",
     "longer": lambda data: data + bytes(30),
@@ -148,7 +150,7 @@ def test_what_is_damaged_is_refused_in_the_same_words(
     chunk = tmp_path / "a.zarr/deep/x" / ("c/1/0/0" if written in V3 else "1.0.0")
     chunk.write_bytes(DAMAGES[damage](chunk.read_bytes()))
     expected, reasons = compare(tmp_path / "a.zarr", caplog)
-    if damage in ("cut", "begun", "empty") and written not in ("lz4", "lzma"):
+    if damage in ("cut", "cut by a byte", "begun", "empty") and written not in ("lz4", "lzma"):
         assert "zarr cannot read it" in expected[0][0]
         assert reasons, "tensorstore must not deliver what zarr-python refuses"
 
