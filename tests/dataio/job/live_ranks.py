@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,8 @@ class Rank:
         if self.fault[0] == "miss":  # as gloo says it where a rank alone does not get the sum
             raise RuntimeError("Connection closed by peer")
         if self.fault[0] == "call":
-            call(self.out, self.number, self.shared / "live", meeting=len(self.calls))
+            others = [rank for rank in self.calls[-1][0] if rank != self.number]
+            call(self.out, self.number, self.shared / "live", len(self.calls), others)
             return
         if self.fault[0] == "soon":
             after_s = self.fault[3] if self.fault[3:] else 0.7
@@ -189,11 +190,18 @@ class Rank:
             file.write(json.dumps([*step, time.time()]) + "\n")
 
 
-def call(out: Path, number: int, live: Path, *, meeting: int) -> None:
-    """Call for newcomers, and wait until the ranks are to meet, for them or another reason."""
+def call(out: Path, number: int, live: Path, meeting: int, others: Sequence[int]) -> None:
+    """Call for newcomers, and wait until one of the others has come to the meeting.
+
+    They look for one now and then: the steps that are left may take less than that.
+    """
     (out / f"called-{number}").touch()
     until_s = time.monotonic() + LIMIT_S / 2
-    while not [*live.glob(f"live-*/meeting-{meeting}")] and time.monotonic() < until_s:
+    came = {f"rank-{rank}" for rank in others}
+    while time.monotonic() < until_s:
+        found = {path.name for path in live.glob(f"live-*/meeting-{meeting}/*")}
+        if found & came or (found and not came):
+            return
         time.sleep(0.02)
 
 
