@@ -3,12 +3,13 @@ r"""What do a loader's threads cost the loop beside them, and how fast do they d
 A loop that launches kernels holds Python's lock for most of its time, and so may threads that
 decode. The loop here adds numbers of one element, which costs a launch and no more. It has a core
 of its own; the loader's threads have the others, and are never idle: a batch is taken, off the
-clock, as soon as there is one. So what the loop loses, it loses to the lock (and to the memory that
-all cores share: ``copies`` has a thread that copies memory without the lock, beside it).
+clock, as soon as there is one. So what the loop loses, it loses to the lock, and to all else that
+cores share: ``long calls`` shows that alone.
 
 Ways take turns within one process:
 
 - alone: no loader
+- long calls: a thread that does the loader's work in calls of a second, without the lock
 - bare: a thread that calls simplejpeg's decoder for one picture after another
 - one by one: the loader, without the compiled part
 - at once: the loader
@@ -38,6 +39,7 @@ import torch
 
 import dataio
 from dataio.rows import at_once
+from dataio.rows.views import NUM_DRAWS
 from tonari.report.machine import describe_machine
 
 NUM_SMALL, NUM_LARGE, BATCH = 4096, 512, 64
@@ -174,22 +176,30 @@ def bare(path: Path) -> Callable[[], int]:
     return decode
 
 
-def copying() -> Callable[[], int]:
-    """Copy memory, without the lock."""
-    source, target = np.ones(1 << 23, np.uint8), np.zeros(1 << 23, np.uint8)
+def long_calls(path: Path, kind: dataio.Image) -> Callable[[], int]:
+    """Deliver pictures as the loader does, but for a second in each call: without the lock."""
+    pictures = [np.frombuffer(one, np.uint8) for one in pq.read_table(path)["jpg"].to_pylist()]
+    pictures = pictures[:NUM_LARGE] * (1 if len(pictures[0]) > 10_000 else 40)
+    out_size = kind.out or simplejpeg.decode_jpeg_header(pictures[0])[:2]
+    at_once_of_kind = at_once.PicturesAtOnce(kind, out_size)
+    addresses = np.array([one.ctypes.data for one in pictures], np.uint64)
+    lengths = np.array([len(one) for one in pictures])
+    draws = np.random.default_rng(0).random((len(pictures), NUM_DRAWS))
+    out = np.empty((len(pictures), *out_size, kind.channels), np.uint8)
+    states = np.zeros(len(pictures), np.uint8)
 
-    def copy() -> int:
-        np.copyto(target, source)
-        return 0
+    def deliver() -> int:
+        at_once_of_kind.deliver(addresses, lengths, draws, out, states)
+        return len(pictures)
 
-    return copy
+    return deliver
 
 
 def study(name: str, path: Path, scratch: Path, field: dataio.Image, turns: int) -> None:
     """Print how all ways do on some pictures."""
     ways: dict[str, Beside] = {
         "alone": lambda beside: nullcontext(lambda: 0),
-        "copies": lambda beside: thread_of(copying(), beside=beside),
+        "long calls": lambda beside: thread_of(long_calls(path, field), beside=beside),
         "bare": lambda beside: thread_of(bare(path), beside=beside),
     }
     for compiled, threads in product((False, True), (1, 2)):
@@ -206,7 +216,7 @@ def study(name: str, path: Path, scratch: Path, field: dataio.Image, turns: int)
                 seconds, per_second = turn(take)
             slices[way].append(seconds)
             rates[way].append(per_second)
-            if way not in ("alone", "copies"):
+            if way not in ("alone", "long calls"):
                 with begin(False) as take:
                     alone[way].append(turn(take, beside=False)[1])
     print(f"\n{name}: {field}")

@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,12 @@ from torch import nn
 
 import dataio
 import shuffle
+from dataio.job.generations import LOOK_S
 from importance import Full
 
 NUM_SAMPLES, BATCH, EPOCHS = 96, 4, 3
-LIMIT_S = 120.0
+LIMIT_S, LOOKS = 120.0, 15
+"""Longest run; fifths of a look within which each rank has looked."""
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "ask": signal.SIGTERM}
 
@@ -107,8 +109,7 @@ class Rank:
         if self.fault[0] == "miss":  # as gloo says it where a rank alone does not get the sum
             raise RuntimeError("Connection closed by peer")
         if self.fault[0] == "call":
-            others = [rank for rank in self.calls[-1][0] if rank != self.number]
-            call(self.out, self.number, self.shared / "live", len(self.calls), others)
+            call(self.out, self.number, self.shared / "live", meeting=len(self.calls))
             return
         if self.fault[0] == "soon":
             after_s = self.fault[3] if self.fault[3:] else 0.7
@@ -190,19 +191,16 @@ class Rank:
             file.write(json.dumps([*step, time.time()]) + "\n")
 
 
-def call(out: Path, number: int, live: Path, meeting: int, others: Sequence[int]) -> None:
-    """Call for newcomers, and wait until one of the others has come to the meeting.
+def call(out: Path, number: int, live: Path, *, meeting: int) -> None:
+    """Call for newcomers, and wait until the ranks are to meet, for them or another reason.
 
-    They look for one now and then: the steps that are left may take less than that.
+    And until all have seen it: they look now and then, and the steps that are left may take less.
     """
     (out / f"called-{number}").touch()
-    until_s = time.monotonic() + LIMIT_S / 2
-    came = {f"rank-{rank}" for rank in others}
-    while time.monotonic() < until_s:
-        found = {path.name for path in live.glob(f"live-*/meeting-{meeting}/*")}
-        if found & came or (found and not came):
-            return
-        time.sleep(0.02)
+    until_s, num_seen = time.monotonic() + LIMIT_S / 2, 0
+    while num_seen < LOOKS and time.monotonic() < until_s:
+        time.sleep(LOOK_S / 5)
+        num_seen += any(live.glob(f"live-*/meeting-{meeting}"))
 
 
 SHAPES: dict[str, tuple[int, ...]] = {"x": (5,), "y": ()}

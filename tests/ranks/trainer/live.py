@@ -71,8 +71,7 @@ def run_rank(out: Path, number: int, fault: list[Any], options: dict[str, Any]) 
 
         def happen() -> None:
             if fault[0] == "call":
-                others = {*range(torch.distributed.get_world_size())} - {number}
-                call(out, number, Path(config.run.directory) / "live", 1, [*others])
+                call(out, number, Path(config.run.directory) / "live", meeting=1)
             else:
                 os.kill(os.getpid(), SIGNALS[fault[0]])
 
