@@ -7,6 +7,7 @@ into wheels where there is a compiler. Without it, or without libjpeg-turbo 3, i
 
 import ctypes
 import functools
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -43,15 +44,21 @@ class _How(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Find the compiled code; None where it was not built."""
-    for path in Path(__file__).parent.glob("_pictures.*"):
+    """Find the compiled code; None where it was not built, or of another version of its source."""
+    directory = Path(__file__).parent
+    for path in directory.glob("_pictures.*"):
         try:
             found = ctypes.CDLL(str(path))
+            source = (directory / "pictures.c").read_bytes()
+            built_of = hashlib.sha256(source).hexdigest().encode()
+            # One that takes other arguments would write anywhere.
+            if (ctypes.c_char * len(built_of)).in_dll(found, "tonari_source").raw != built_of:
+                continue
             found.tonari_pictures.argtypes = (
                 [ctypes.c_void_p] * 2 + [ctypes.c_int64] + [ctypes.c_void_p] * 6
             )
             found.tonari_pictures.restype = None
-        except (OSError, AttributeError):
+        except (OSError, AttributeError, ValueError):
             continue
         return found
     return None

@@ -489,6 +489,11 @@ static int decode(Work *work, const double *draws, u8 *out, int32_t *size) {
     return is_done;
 }
 
+/* Which source this was compiled of: a hash that the build gives. */
+#define TEXT(name) #name
+#define VALUE(name) TEXT(name)
+const char tonari_source[] = VALUE(TONARI_SOURCE);
+
 /* Deliver pictures.
 
    turbo      libjpeg-turbo's functions; not looked at where pixels were kept

@@ -1,7 +1,9 @@
 """Pictures that are delivered many at once have the pixels that one by one they would have."""
 
 import io
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -184,6 +186,19 @@ def test_tables_of_a_picture_do_not_serve_the_next() -> None:
     length = int.from_bytes(sound[start + 2 : start + 4], "big") + 2
     _, states, _ = deliver(Image("jpg"), [sound, sound[:start] + sound[start + length :], sound])
     assert states == [DONE, LEFT, DONE]
+
+
+def test_a_part_that_was_compiled_of_another_source_is_not_loaded(tmp_path, monkeypatch) -> None:
+    here = Path(at_once.__file__).parent
+    for name in ("pictures.c", *(path.name for path in here.glob("_pictures.*"))):
+        shutil.copy(here / name, tmp_path / name)
+    monkeypatch.setattr(at_once, "__file__", str(tmp_path / "at_once.py"))
+    assert at_once.library.__wrapped__() is not None
+    with open(tmp_path / "pictures.c", "a") as source:
+        source.write("/* It takes one argument more. */\n")
+    assert at_once.library.__wrapped__() is None
+    (tmp_path / "pictures.c").unlink()
+    assert at_once.library.__wrapped__() is None
 
 
 @pytest.mark.parametrize("built", [True, False])
