@@ -2,9 +2,11 @@
 
 import threading
 from pathlib import Path
+from traceback import StackSummary
 from typing import Any
 
 import pytest
+from torch.distributed.checkpoint.api import CheckpointException
 
 from tests.trainer.checkpoint.start import Start
 from tonari.trainer.checkpoint import checkpoint
@@ -14,6 +16,9 @@ from tonari.trainer.checkpoint.sums import write_sums
 from tonari.trainer.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("one_rank")
+
+TORCHS = CheckpointException("", {0: (OSError("no space left"), StackSummary())})
+"""What torch raises of a file that it could not write: no Exception."""
 
 
 def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_save_waits_for_it(
@@ -38,12 +43,13 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_save_waits_
     assert second.exists()
 
 
+@pytest.mark.parametrize("failure", [OSError("no space left"), TORCHS], ids=["ours", "torch's"])
 @pytest.mark.parametrize("later", ["save", "flush", "close"])
 def test_a_failure_in_the_background_is_reported_by_the_next_call_and_the_run_may_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str, failure: BaseException
 ) -> None:
     def fail(*args: object) -> None:
-        raise OSError("no space left")
+        raise failure
 
     start = Start()
     start.train(1)
@@ -55,7 +61,7 @@ def test_a_failure_in_the_background_is_reported_by_the_next_call_and_the_run_ma
             CheckpointError, match=r"step-00000001.partial: was not written: no space left; .* room"
         ) as raised:
             start.save_by(checkpoints) if later == "save" else getattr(checkpoints, later)()
-    assert isinstance(raised.value.__cause__, OSError)
+    assert raised.value.__cause__ is failure
     if later != "close":
         assert start.save_by(checkpoints) == tmp_path / "step-00000001"
         checkpoints.close()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.trainer.run.runs import run, stop_after
 from tonari import cli
-from tonari.trainer.watch.record import read_run, state_of
+from tonari.trainer.watch.record import Noted, Record, Start, read_run, state_of
 
 
 def test_a_run_that_went_on_is_one_run_with_one_curve(
@@ -61,3 +61,17 @@ def test_a_run_that_fails_is_noted_as_failed(config: Path, monkeypatch: pytest.M
 
 def _undated(page: str) -> str:
     return re.sub(r"page written.*", "", page)
+
+
+def test_what_ended_a_run_is_raised_where_it_cannot_be_noted(tmp_path, monkeypatch, caplog):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def fails() -> None:
+        with Noted(tmp_path, Record([Start(0.0, 1)])):
+            monkeypatch.setattr("tonari.trainer.watch.record.write_record", full)
+            raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        fails()
+    assert "how the run ended could not be noted ([Errno 28] No space left" in caplog.text

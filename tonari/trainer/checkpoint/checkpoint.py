@@ -167,7 +167,7 @@ class Checkpoints:
         self._under_way = None
         try:
             written.result()
-        except Exception as error:
+        except (Exception, CheckpointException) as error:  # torch's is no Exception
             raise _not_written(partial, error) from error
 
     def open_group(self) -> None:

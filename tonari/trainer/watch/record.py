@@ -1,5 +1,6 @@
 """What a run notes of itself in its directory: when it was started, on what, and how it ended."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,6 +12,8 @@ from typing_extensions import Self
 from dataio.base.atomic import read_record, write_record
 from dataio.base.claim import claimant
 from tonari.trainer.checkpoint.directory import whole_checkpoints
+
+logger = logging.getLogger(__name__)
 
 NAME, CLAIM, METRICS = "run.json", "run.lock", "metrics.jsonl"
 """In a run's directory: the record, what the process holds that writes the run, its metrics."""
@@ -108,7 +111,13 @@ class Noted:
         start = self.record.starts[-1]
         start.ended_s = self._clock()
         start.how = self.how or f"{kind.__name__ if kind else 'ended'}: {error}"
-        self.write()
+        try:
+            self.write()
+        except OSError as unwritten:
+            if error is None:
+                raise
+            # What ended the run is worth more: a full disk is often both.
+            logger.warning("%s: how the run ended could not be noted (%s)", self._path, unwritten)
 
     def end(self, how: str, steps: int) -> None:
         """Say that the run has ended well, as `Start` has it, after so many steps."""
