@@ -248,6 +248,8 @@ def main() -> None:
         large = make_pictures(scratch / "large.parquet", NUM_LARGE, 375, 500)
         crop = dataio.RandomCrop(32, padding=4)
         study("small", small, scratch, dataio.Image("jpg", crop=crop, flip=0.5), options.turns)
+        kept = dataio.Image("jpg", crop=crop, flip=0.5, decoded="auto")
+        study("kept", small, scratch, kept, options.turns)
         study("whole", small, scratch, dataio.Image("jpg"), options.turns)
         cut = dataio.RandomResizedCrop(224)
         study("large", large, scratch, dataio.Image("jpg", crop=cut, flip=0.5), options.turns)

@@ -28,6 +28,7 @@ from dataio.batch.shape import Shaper
 from dataio.batch.verify import RowVerifier
 from dataio.batch.watch import How, TransformWatch
 from dataio.rows import on_device
+from dataio.rows.decode import are_pixels
 from dataio.rows.fields import Array
 from dataio.rows.image import Image
 from dataio.rows.samples import Batch, NothingDecodesError, Sample, Value
@@ -405,8 +406,7 @@ class Gather:
             return most
         # Pixels that were kept are delivered 16 times as fast as compressed ones of as many bytes.
         bytes_of = (
-            int(one.lengths.sum()) // (16 if isinstance(one.data, np.ndarray) else 1)
-            for one in job.images
+            int(one.lengths.sum()) // (16 if are_pixels(one.data[0]) else 1) for one in job.images
         )
         return max(min(most, sum(bytes_of) // PART_BYTES), 1)
 

@@ -4,6 +4,7 @@ import ctypes
 import functools
 import io
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,8 @@ UPRIGHT_BY = (
 )
 """What brings the orientations from 2 on upright."""
 
+PIXELS = re.compile(rb"P([56])\n(\d{1,5}) (\d{1,5})\n255\n")
+"""The header of PPM and PGM as `pixels_header` writes it."""
 NUM_ZEROS = 32
 """At the end of a JPEG, where no mark of its end is: bytes that never came."""
 MOST_RESIZED = 16
@@ -116,6 +119,9 @@ def decode_image(
         FieldError: If the picture does not decode, does not fit the crop, or comes out in another
             size.
     """
+    if (pixels := _plain_pixels(data, how.channels)) is not None:
+        store_pixels(pixels, out, how, draws, where=where)
+        return pixels.shape[0], pixels.shape[1]
     # A JPEG that the strict decoder refuses may be merely untidy, or CMYK: Pillow has the last
     # word.
     if bytes(data[:2]) == JPEG_START and not (how.upright and find_orientation(data) > UPRIGHT):
@@ -140,6 +146,28 @@ def decode_image(
     pixels = _by_pillow(data, how, where)
     store_pixels(pixels, out, how, draws, where=where)
     return pixels.shape[0], pixels.shape[1]
+
+
+def pixels_header(size: Size, channels: int) -> bytes:
+    """Spell what stands before the pixels of a PPM (3 channels) or PGM (1)."""
+    return b"P%d\n%d %d\n255\n" % ({1: 5, 3: 6}[channels], size[1], size[0])
+
+
+def are_pixels(data: memoryview | Pixels) -> bool:
+    """Whether a picture as it is kept holds its pixels as they are."""
+    return data.ndim > 1 or PIXELS.match(bytes(data[:20])) is not None
+
+
+def _plain_pixels(data: memoryview | Pixels, channels: int) -> Pixels | None:
+    """View the pixels of a picture that is nothing else: uint8[height, width, channels]."""
+    found = PIXELS.match(bytes(data[:20]))
+    if found is None:
+        return None
+    kind, width, height = map(int, found.groups())
+    size = height, width, channels
+    if kind != {1: 5, 3: 6}.get(channels) or len(data) - found.end() != math.prod(size):
+        return None
+    return np.frombuffer(data, np.uint8)[found.end() :].reshape(size)
 
 
 def find_jpeg_view(

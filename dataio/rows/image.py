@@ -37,7 +37,8 @@ class Image:
         upright: Turn the picture as its metadata say, EXIF or XMP.
         decoded: Decode while staging and keep the pixels: more bytes in the cache, no decoding
             while training. ``resize``, and a crop that draws nothing, are done once; a random crop
-            and the flip anew each time. Needs one size to keep.
+            and the flip anew each time. Needs one size to keep. ``"auto"``: of each picture keep
+            its pixels, whole, where they are at most 4 times its compressed bytes.
         decode: ``"device"``: JPEGs are decoded, resized and flipped by the GPU that batches are
             delivered to; boxes and flips are the same.
     """
@@ -50,7 +51,7 @@ class Image:
     channels: int = 3
     fill: Level = 0
     upright: bool = True
-    decoded: bool = False
+    decoded: bool | Literal["auto"] = False
     decode: Literal["host", "device"] = "host"
 
     classes = False
@@ -60,12 +61,17 @@ class Image:
         if self.channels not in (1, 3, 4):
             raise ValueError(f"Image({self.key!r}): channels is {self.channels}, must be 1, 3 or 4")
         if self.decode == "device" and (self.decoded or self.channels == 4):
-            found = "decoded=True" if self.decoded else "channels=4"
+            found = f"decoded={self.decoded!r}" if self.decoded else "channels=4"
             raise ValueError(
                 f'Image({self.key!r}): decode="device" and {found} exclude one another: a GPU '
                 'decodes gray and colours, for each batch; give decode="host"'
             )
-        if self.decoded and self.kept is None:
+        if self.decoded == "auto" and self.channels == 4:
+            raise ValueError(
+                f'Image({self.key!r}): decoded="auto" keeps gray and colours, found channels=4; '
+                "leave it out, or give decoded=True and one size"
+            )
+        if self.decoded is True and self.kept is None:
             raise ValueError(
                 f"Image({self.key!r}): decoded without one size, must have the size that all "
                 "images are kept in: Image(..., resize=Resize(224), decoded=True)"
@@ -74,6 +80,8 @@ class Image:
     @property
     def DELIVERED(self) -> tuple[str, ...]:
         """What decides only how the field is delivered."""
+        if self.decoded == "auto":
+            return ("flip", "fill", "decode")
         if not self.decoded:
             return ("resize", "crop", "flip", "channels", "fill", "upright", "decode")
         return ("crop", "flip", "decode") if self.draws_crop else ("flip", "decode")
@@ -115,13 +123,14 @@ class Image:
         )  # fmt: skip
 
     def column(self, name: str) -> FixedColumn | None:
-        return FixedColumn(name, "|u1", self._shape()) if self.decoded else None
+        return FixedColumn(name, "|u1", self._shape()) if self.decoded is True else None
 
     def encode(self, raw: Raw, where: str) -> Stored:
         # Its libraries are not needed by those who only name fields.
         from dataio.rows.decode import decode_image, store_pixels
 
-        if self.decoded and isinstance(raw, np.ndarray) and raw.shape[2:] == (self.channels,):
+        is_kept = self.decoded is True
+        if is_kept and isinstance(raw, np.ndarray) and raw.shape[2:] == (self.channels,):
             pixels = raw.astype(np.uint8, copy=False)
             if raw.dtype == np.uint8:
                 out = np.empty(self._shape(), np.uint8)
@@ -130,7 +139,7 @@ class Image:
         data = as_bytes(
             self, compress(self, raw, where) if isinstance(raw, np.ndarray) else raw, where
         )
-        if not self.decoded:
+        if not is_kept:
             return data
         out = np.empty(self._shape(), np.uint8)
         decode_image(memoryview(data), out, self.once, where=where)

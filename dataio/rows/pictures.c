@@ -465,11 +465,34 @@ static int deliver(Work *work, void *jpeg, int height, int width, const double *
     return 1;
 }
 
+/* Read the header that decode.py's pixels_header writes: give its length, or 0. */
+static size_t find_pixels(const u8 *data, size_t length, int channels, int *height, int *width) {
+    size_t sides[2] = {0, 0}, at = 3;
+    if (length < 11 || data[0] != 'P' || data[1] != (channels == 1 ? '5' : '6') || data[2] != '\n' ||
+        channels == 4)
+        return 0;
+    for (int side = 0; side < 2; side++) {
+        size_t start = at;
+        while (at < start + 5 && at < length && '0' <= data[at] && data[at] <= '9')
+            sides[side] = 10 * sides[side] + (data[at++] - '0');
+        if (at == start || at >= length || data[at++] != (side ? '\n' : ' '))
+            return 0;
+    }
+    *width = (int)sides[0], *height = (int)sides[1];
+    return at + 4 <= length && !memcmp(data + at, "255\n", 4) && sides[0] && sides[1] &&
+        length - at - 4 == sides[0] * sides[1] * channels ? at + 4 : 0;
+}
+
 static int decode(Work *work, const double *draws, u8 *out, int32_t *size) {
     const How *how = work->how;
     const Turbo *turbo = work->turbo;
     if (how->kept_height)
         return deliver(work, NULL, how->kept_height, how->kept_width, draws, out);
+    size_t header = find_pixels(work->data, work->length, how->channels, size, size + 1);
+    if (header) {
+        work->data += header;
+        return deliver(work, NULL, size[0], size[1], draws, out);
+    }
     if (!is_plain(work->data, work->length, how->upright))
         return 0;
     /* One for each picture: another's tables would stand in for those that a picture lacks. */

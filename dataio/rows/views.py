@@ -209,9 +209,9 @@ class RandomResizedCrop:
                 return _snapped(box, self.out)
         tall, wide = height, width
         if width / height < self.ratio[0]:
-            tall = min(round(width / self.ratio[0]), height)
+            tall = min(max(round(width / self.ratio[0]), 1), height)
         elif width / height > self.ratio[1]:
-            wide = min(round(height * self.ratio[1]), width)
+            wide = min(max(round(height * self.ratio[1]), 1), width)
         return _snapped(Box((height - tall) // 2, (width - wide) // 2, tall, wide), self.out)
 
 

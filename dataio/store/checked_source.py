@@ -129,6 +129,10 @@ class CheckedSource:
                 except FieldError as error:
                     self._note(int(rows.sample_id[row]), name, error)
                     refused.setdefault(number, set()).add(row)
+        if any(isinstance(kind, Image) and kind.decoded == "auto" for kind in pictures.values()):
+            from dataio.rows.kept import keep_pixels
+
+            rows = keep_pixels(rows, pictures, refused)
         return with_refused(rows, refused) if refused else rows
 
     def _decode(self, data: NDArray[np.uint8], kind: Image | Mask) -> None:

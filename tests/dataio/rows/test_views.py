@@ -30,6 +30,13 @@ DRAWS = st.integers(0, 2**40).map(
 )
 
 
+def test_no_box_of_a_line_of_pixels_is_empty() -> None:
+    flat = RandomResizedCrop(4, scale=(1, 1), ratio=(2.5, 2.6))
+    tall = RandomResizedCrop(4, scale=(1, 1), ratio=(0.1, 0.2))
+    assert flat.box((9, 1), [0.5] * NUM_DRAWS) == (4, 0, 1, 1)
+    assert tall.box((1, 2), [0.5] * NUM_DRAWS) == (0, 0, 1, 1)
+
+
 def boxes(crop: RandomResizedCrop, size: tuple[int, int], count: int) -> np.ndarray:
     draws = uniform(key(0, "pictures", epoch=3), np.arange(count), NUM_DRAWS).tolist()
     return np.array([crop.box(size, row) for row in draws])

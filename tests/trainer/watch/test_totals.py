@@ -93,8 +93,8 @@ def test_what_steps_waited_for_is_said_with_what_to_change() -> None:
     )
     assert wait_words(found, parts_s) == (
         "\nsteps waited for batches 40% of their time (decode 30.0 s, source 9.9 s; 19 of 20 waits "
-        "were shorter than 0.25 s): give it more threads ([data.workers] threads), or keep pixels "
-        "(decoded=True)"
+        "were shorter than 0.25 s): give it more threads ([data.workers] threads), or set "
+        'data.decoded = "auto"'
     )
     assert "more room" in wait_words(found | {"wait_source_s": 90.0}, parts_s)
     assert wait_words(found, {"train_s": 900.0}) == ""

@@ -59,6 +59,8 @@ class DataConfig(Section):
         label: The extension or column of the classes; left out: ``cls``, or ``label``.
         image_size: Height and width that images are resized to; left out: as they are.
         channels: 3 for colours, 1 for grey.
+        decoded: Keep pixels in the cache, not compressed pictures; "auto": where they are few,
+            as of CIFAR. See docs/images.md.
         batch_size: Samples of one step on one replica.
         drop_last: Leaves out the rows at an epoch's end that fill no batch.
         exclude: A CSV or Parquet list, or some, of samples that are never trained on.
@@ -78,6 +80,7 @@ class DataConfig(Section):
     label: str = ""
     image_size: Count | None = None
     channels: Literal[1, 3] = 3
+    decoded: bool | Literal["auto"] = False
     batch_size: Count = 64
     drop_last: bool = False
     exclude: str | tuple[str, ...] = ""

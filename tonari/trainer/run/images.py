@@ -84,7 +84,9 @@ def image_fields(
     flip = augment.flip if training else 0.0
     # What a loader opens has keys: see with_keys.
     key, label = data.image or IMAGE_KEYS[0], data.label or LABEL_KEYS[0]
-    image = dataio.Image(key, resize=resize, crop=crop, flip=flip, channels=data.channels)
+    image = dataio.Image(
+        key, resize=resize, crop=crop, flip=flip, channels=data.channels, decoded=data.decoded
+    )
     return {"image": image, "label": dataio.Int(label)}
 
 

@@ -99,7 +99,7 @@ def source_words(totals: Mapping[str, float]) -> str:
 CURES = {
     "source": "stage all rows before training, give the cache more room, or look at the source",
     "disk": "put the cache on a faster disk, or give the node's ranks fewer bytes than its memory",
-    "decode": "give it more threads ([data.workers] threads), or keep pixels (decoded=True)",
+    "decode": 'give it more threads ([data.workers] threads), or set data.decoded = "auto"',
     "copy": "put the cache on a faster disk or in memory, or keep fewer bytes of a row",
     "transform": "give it more threads ([data.workers] threads), or make the transform cheaper",
     "processes": "give it more processes, or make the transform cheaper",
