@@ -45,7 +45,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.nightly] * (n not in ("images", "ranks"))) for n in ROWS],
+)
 def test_every_row_runs_tiny(tmp_path: Path, data: Path, name: str) -> None:
     main([name, "--tiny", "--seconds", "600", "--out", str(tmp_path), "--data", str(data)])
     found = read_cases(tmp_path / "tiny" / f"{name}.json")

@@ -294,7 +294,9 @@ TILES = ("unet", ["recipe.args.parts=[2,2]", "mesh.tiles=[2,2]"]), ("staged", [
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize(("model", "overrides"), TILES)
+@pytest.mark.parametrize(
+    ("model", "overrides"), [TILES[0], pytest.param(*TILES[1], marks=pytest.mark.nightly)]
+)
 def test_tiles_send_the_traced_bytes(
     tmp_path: Path, run_ranks: RunRanks, model: str, overrides: list[str]
 ) -> None:

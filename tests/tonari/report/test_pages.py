@@ -132,6 +132,11 @@ def test_nothing_is_cut_and_every_plot_is_there(report, width):
 
 
 @needs_browser
+@pytest.mark.parametrize(
+    "report",
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name != "run")) for name in REPORTS],
+    indirect=True,
+)
 def test_a_dark_screen_has_a_dark_page(report):
     _, path = report
     papers: list[tuple[int, int, int]] = []
