@@ -129,7 +129,7 @@ def test_no_file_is_removed_that_the_manifest_on_disk_names(tmp_path, monkeypatc
     assert needed == []
 
 
-@pytest.mark.parametrize("exchange", [0.1, 0.3])
+@pytest.mark.parametrize("exchange", [0.1, pytest.param(0.3, marks=pytest.mark.nightly)])
 def test_disk_space_stays_within_one_plus_two_q_over_fifty_epochs(exchange):
     replicas, num_samples = (2, 1, 2), 800
     with tempfile.TemporaryDirectory(dir=shm()) as root:
@@ -151,7 +151,15 @@ def test_disk_space_stays_within_one_plus_two_q_over_fifty_epochs(exchange):
         assert 8 * rows < largest_fixed <= 8 * rows * (1 + 2 * exchange) + 2 * 4096
 
 
-@pytest.mark.parametrize("replicas", [(3, 1, 2), (5, 1), (1, 4, 1, 1), (1, 1, 1)])
+@pytest.mark.parametrize(
+    "replicas",
+    [
+        (3, 1, 2),
+        pytest.param((5, 1), marks=pytest.mark.nightly),
+        pytest.param((1, 4, 1, 1), marks=pytest.mark.nightly),
+        (1, 1, 1),
+    ],
+)
 def test_the_trace_says_what_caches_hold_after_each_of_twenty_epochs(tmp_path, replicas):
     num_samples = 29 * sum(replicas) + 3
     histories = run(

@@ -117,7 +117,13 @@ def wait_for_epochs(count: int, *, limit_s: float = 100) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGTERM, id="term", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGKILL, id="kill"),
+    ],
+)
 def test_a_run_that_is_killed_goes_on_within_its_cell_and_ends_as_if_it_had_not(study, number):
     overrides = ("run.epochs=40", "run.evaluate_epochs=40", "study.keep_runs=true")
     whole, _ = trained(load_study(study, (*overrides, "study.seeds=1")), "whole")
