@@ -112,7 +112,9 @@ def claim(path: Path) -> Iterator[bool]:
         taken = _lock(descriptor)
         if taken:
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(asdict(this_process())).encode(), 0)
+            # A full disk has no room for a name: what is written next says so.
+            with contextlib.suppress(OSError):
+                os.pwrite(descriptor, json.dumps(asdict(this_process())).encode(), 0)
         yield taken
     finally:
         os.close(descriptor)

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,14 @@ def test_a_filesystem_without_locks_says_so(
     monkeypatch.setattr(fcntl, "lockf", refuse)
     with pytest.raises(NoLocksError, match="No locks available"), claim(tmp_path / "a"):
         pass
+
+
+def test_a_full_disk_has_no_room_for_a_name_and_the_claim_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with claim(tmp_path / "a") as taken:
+        assert taken

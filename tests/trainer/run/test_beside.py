@@ -1,6 +1,7 @@
 """Evaluations by another process: the same figures, later, whatever becomes of who makes them."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -311,6 +312,24 @@ def test_another_number_of_test_samples_is_refused(config, tmp_path, monkeypatch
         ConfigError, match=r"was evaluated on 33 samples, and here data\.test has 100"
     ):
         [*evaluate_run(directory)]
+
+
+def test_a_result_that_cannot_be_written_is_made_again(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(config, "run", "run.evaluation=elsewhere", "run.epochs=1")
+    directory = config.parent / "run"
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(records, "write_record", refuse)
+        with pytest.raises(
+            EvaluationError, match=r"written \(No space left on device\); make room"
+        ):
+            [*evaluate_run(directory)]
+    assert len([*evaluate_run(directory)]) == 1
 
 
 def test_an_evaluator_that_cannot_live_ends_no_training(config, inline, monkeypatch, tmp_path):

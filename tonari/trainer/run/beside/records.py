@@ -27,6 +27,7 @@ from tonari.trainer.checkpoint.directory import (
 from tonari.trainer.checkpoint.sums import MANIFEST
 from tonari.trainer.config.config import Config
 from tonari.trainer.config.settings import as_tables
+from tonari.trainer.errors import EvaluationError
 
 MODEL_AND_DATA = ("data", "model", "text", "augment", "recipe")
 """Sections of the settings that an evaluation goes by."""
@@ -153,11 +154,21 @@ def weights_digest(weights: Path) -> str:
 
 
 def keep_result(run: Path, handed: HandedOver, figures: dict[str, Any], *, weights: Path) -> None:
-    """Write a result; then weights that were handed over go."""
+    """Write a result; then weights that were handed over go.
+
+    Raises:
+        EvaluationError: If it cannot be written.
+    """
     of = {"weights": weights_digest(weights), "settings": handed.settings}
     path = result_path(run, handed.step)
-    path.parent.mkdir(exist_ok=True)
-    write_record(path, {"epoch": handed.epoch, "step": handed.step, **figures, **of})
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_record(path, {"epoch": handed.epoch, "step": handed.step, **figures, **of})
+    except OSError as error:
+        raise EvaluationError(
+            f"{path}: an evaluation cannot be written ({error.strerror}); make room, and give "
+            f"`tonari evaluate {run}`, which makes those that are left"
+        ) from error
     if weights.parent == path.parent:
         remove(weights)
 
