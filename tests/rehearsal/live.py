@@ -330,6 +330,8 @@ def check_ends(start: LiveStart) -> tuple[str, ...]:
         came |= isinstance(error, LeftOutError) and "late" in start.happened
         # Or a rank is lost before all have met: only those that have met go on.
         came |= bool(start.disturbed) and rank not in start.met
+        # Or one stands still that stages for its node (docs/live.md, what does not hold).
+        came |= "hang" in start.happened and "the cache is in use by process" in str(error)
         assert rank in start.disturbed or excused or came, (
             f"rank {rank} ended, nobody knows why: {error}"
         )
