@@ -96,6 +96,7 @@ def test_a_list_of_patterns_is_taken(tmp_path: Path) -> None:
         ("model.depth=21", r'model.depth is given, but model.kind "small_cnn" takes num_classes,'),
         ("model.num_clases=10", r"model.num_clases is unknown; did you mean model.num_classes\?"),
         ("model.image_size=0", r"model.image_size is 0, expected a whole number >= 1; correct it"),
+        ("data.decoded=true", r"data.decoded is true, but nothing brings all pictures to one size"),
         ("model.in_channels=1", r"model.in_channels is given, but it is set by data.channels; lea"),
         ("model.args={a = 1}", r"model.args is given, .* takes num_classes, image_size only, each"),
         ("model.rope={theta = 2}", r'rope is given, but model.kind "small_cnn" takes num_classes'),

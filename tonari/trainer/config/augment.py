@@ -98,6 +98,7 @@ def check_augment(
     is_text: bool,
     channels: int,
     image_size: int | None,
+    decoded: bool | Literal["auto"],
     drop_last: bool,
 ) -> None:
     """Compare the settings with those of the data.
@@ -111,6 +112,11 @@ def check_augment(
         raise ConfigError(
             f"augment.resize_short is {augment.resize_short} and data.image_size is {image_size}, "
             "expected one of them; leave the other out"
+        )
+    if decoded is True and not image_size and (not augment.size or augment.crop != "none"):
+        raise ConfigError(
+            "data.decoded is true, but nothing brings all pictures to one size to be kept in; give "
+            'data.image_size, or data.decoded="auto", which keeps those of few pixels as they are'
         )
     if augment.mean and len(augment.mean) != channels:
         raise ConfigError(

@@ -320,7 +320,7 @@ class Config:
         data = self.data
         check_augment(
             self.augment, is_text=data.kind == "text", channels=data.channels,
-            image_size=data.image_size, drop_last=data.drop_last,
+            image_size=data.image_size, decoded=data.decoded, drop_last=data.drop_last,
         )  # fmt: skip
         check_rescoring(self.augment, rescores=self.importance.rescores)
         is_text = self.data.kind == "text"
