@@ -51,7 +51,7 @@ from tonari.trainer.watch.metrics import MetricsLog
 from tonari.trainer.watch.stop import noting_between
 
 if TYPE_CHECKING:
-    from tonari.trainer.run.next_door import NextDoor
+    from tonari.trainer.run.next_door import PieceCopies
 
 Result = TypeVar("Result")
 PATIENCE_S = 5.0
@@ -89,8 +89,8 @@ class Live:
         self.goes_on = self.on_all = False
         self.before_norm: Callable[[], None] | None = None
         # What the last step that counts has left; and what becomes that by the first that counts.
-        self._had: NextDoor | None = None
-        self._has: NextDoor | None = None
+        self._had: PieceCopies | None = None
+        self._has: PieceCopies | None = None
         self._providers: list[int] = []
         self._buffers: list[Tensor] = []
         self._groups: list[dict[str, Any]] = []
@@ -276,11 +276,11 @@ class Live:
         if not self._has_copies:
             self._job.keep(loader, part=self._part, model=module, optimizer=optimizer, run=self)
         else:
-            from tonari.trainer.run.next_door import NextDoor
+            from tonari.trainer.run.next_door import PieceCopies
 
             self._buffers, self._groups = [*module.buffers()], optimizer.param_groups
             self._job.keep(loader, run=self)
-            self._has = NextDoor(self._job, parts, optimizer, average)
+            self._has = PieceCopies(self._job, parts, optimizer, average)
             self._has.begin(self._had, self._providers)
             self.before_norm = self._has.share_gradients
         self._steps = self.progress.steps

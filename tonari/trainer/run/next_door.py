@@ -40,7 +40,7 @@ def find_holders(node_of_rank: Sequence[int]) -> list[int]:
     return [held_by[rank] for rank in range(num_ranks)]
 
 
-class Piece:
+class CutWeights:
     """Weights of one rank, cut along their first dimension, and what steps change with them.
 
     Args:
@@ -83,7 +83,7 @@ class Piece:
                 self.optimizer.state[weight] = state
 
 
-class NextDoor:
+class PieceCopies:
     """This rank's piece, and its copy of another one's.
 
     Args:
@@ -103,19 +103,20 @@ class NextDoor:
         average: WeightAverage | None,
     ) -> None:  # fmt: skip
         weights = [*nn.ModuleList(parts).parameters()]
-        self._own = Piece(weights, optimizer, average, [len(each) for each in weights])
+        self._own = CutWeights(weights, optimizer, average, [len(each) for each in weights])
         self._world, self.numbers = job.world, job.ranks
         self._holders = find_holders(job.world.topology.node_of_rank)
         self.index = job.world.rank
         self.copied = self._holders.index(self.index)
-        self._twin: Piece | None = None
+        self._twin: CutWeights | None = None
+        self._flat: list[Tensor] = []
 
     def can_spare(self, left: Collection[int]) -> bool:
         """Whether ranks that are left, by their numbers, have all pieces."""
         pairs = zip(self.numbers, self._holders, strict=True)
         return all(own in left or self.numbers[holder] in left for own, holder in pairs)
 
-    def begin(self, before: NextDoor | None, providers: Sequence[int]) -> None:
+    def begin(self, before: PieceCopies | None, providers: Sequence[int]) -> None:
         """Take the own piece from ranks that have it, and have another rank copy it. Collective.
 
         Args:
@@ -137,10 +138,6 @@ class NextDoor:
             twin.fit(own.describe())
             copied = [self._holders.index(rank) for rank in everyone]
             self._deal({self.index: own}, everyone, copied, twin)
-            self._flat = [
-                weights[0].new_empty(sum(its.numel() for its in weights if its.requires_grad))
-                for weights in ([local(its) for its in own.weights], twin.weights)
-            ]
 
     def share_gradients(self) -> None:
         """Send the gradients of the own piece, and receive those of the copied one. Collective."""
@@ -148,11 +145,12 @@ class NextDoor:
             return
         pairs = zip(self._own.weights, self._twin.weights, strict=True)
         trained = [(mine.grad, its) for mine, its in pairs if mine.grad is not None]
-        grads, sizes = (
-            [local(grad).flatten() for grad, _ in trained],
-            [its.numel() for _, its in trained],
-        )
-        out, into = self._flat[0][: sum(map(len, grads))], self._flat[1][: sum(sizes)]
+        grads = [local(grad).flatten() for grad, _ in trained]
+        sizes = [its.numel() for _, its in trained]
+        lengths = [sum(map(len, grads)), sum(sizes)]
+        if [*map(len, self._flat)] != lengths:
+            self._flat = [grads[0].new_empty(length) for length in lengths]
+        out, into = self._flat
         torch.cat(grads, out=out)
         works = [
             call(_bytes(flat), rank)
@@ -162,7 +160,7 @@ class NextDoor:
             if len(flat)
         ]  # fmt: skip
         _wait(works)
-        for (_, its), grad in zip(trained, into.split(sizes), strict=True):
+        for (_, its), grad in zip(trained, torch.split(into, sizes), strict=True):
             its.grad = grad.view_as(its)
 
     def step(self, norm: Tensor, *, clip: float, steps: int) -> None:
@@ -185,7 +183,7 @@ class NextDoor:
         if twin.average is not None:
             twin.average.update(steps)
 
-    def _make_twin(self) -> Piece:
+    def _make_twin(self) -> CutWeights:
         """Make an empty piece of the shape of the one that is copied."""
         own, num_pieces = self._own, self._world.world_size
         weights = [
@@ -204,12 +202,12 @@ class NextDoor:
         average = None
         if own.average is not None:
             average = WeightAverage([nn.ParameterList(weights)], decay=own.average.decay)
-        return Piece(weights, optimizer, average, own.num_rows)
+        return CutWeights(weights, optimizer, average, own.num_rows)
 
     @torch.no_grad()
     def _deal(
-        self, here: Mapping[int, Piece], providers: Sequence[int], wanted: Sequence[int],
-        into: Piece,
+        self, here: Mapping[int, CutWeights], providers: Sequence[int], wanted: Sequence[int],
+        into: CutWeights,
     ) -> None:  # fmt: skip
         """Send pieces, cut anew. Collective.
 
@@ -220,7 +218,7 @@ class NextDoor:
             into: Gets it.
         """
 
-        def common(piece: Piece, own: tuple[int, int], other: tuple[int, int]) -> list[Tensor]:
+        def common(piece: CutWeights, own: tuple[int, int], other: tuple[int, int]) -> list[Tensor]:
             """List of each tensor of a piece the rows that are of another one, too."""
             cuts = ((each, _rows(n, *own), _rows(n, *other)) for n, each in piece.tensors())
             return [
