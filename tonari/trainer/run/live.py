@@ -43,6 +43,7 @@ from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.clip import clip_gradients
 from tonari.trainer.mesh.mesh import AXES
 from tonari.trainer.mesh.pipeline import Pipeline
+from tonari.trainer.private.modules import steps_plainly
 from tonari.trainer.run.build import lay_out
 from tonari.trainer.run.ema import WeightAverage
 from tonari.trainer.run.pace import same_rows
@@ -259,6 +260,11 @@ class Live:
                 f"{whole.dtype}, which lies whole on each rank, expected one dtype of all weights "
                 f"that train; convert it where the model is made, {CURE}"
             )
+        if self._has_copies and not steps_plainly(optimizer):
+            raise ConfigError(
+                "run.live is true on one replica, and the optimizer has hooks of its step, which "
+                f"copies of weights would not see; leave them out, {CURE}"
+            )
 
     def keep(
         self, progress: Progress, loader: ReplicaLoader, optimizer: torch.optim.Optimizer,
@@ -282,6 +288,12 @@ class Live:
             self._job.keep(loader, run=self)
             self._has = PieceCopies(self._job, parts, optimizer, average)
             self._has.begin(self._had, self._providers)
+            if not self._has.are_apart and self._job.world.rank == 0:
+                log.warning(
+                    "[rank 0] live: more than half of the ranks are on one node, which has pieces "
+                    "of the weights and their copies: if it is lost, the run ends, and the same "
+                    "command goes on from a checkpoint"
+                )
             self.before_norm = self._has.share_gradients
         self._steps = self.progress.steps
         # What the epoch's line would count is gone with those that are lost.
@@ -429,7 +441,8 @@ def check_live(config: Config, sizes: tuple[int, ...], *, joins: bool = False) -
     if copies == 1 and not (joins or is_one_over_shards(sizes)):
         raise ConfigError(
             f"run.live is true, and all {math.prod(sizes)} ranks are one replica, of which none is "
-            f"left when a rank is lost; start more ranks, {CURE}"
+            "left when a rank is lost; start more ranks, or divide one over mesh.dp_shard alone, "
+            f"{CURE}"
         )
     if parts and not optimizer.clip:
         raise ConfigError(

@@ -96,6 +96,7 @@ class PieceCopies:
         numbers: Of the ranks, in the order of the pieces.
         index: Of the own piece.
         copied: Of the piece that is copied here; the own one if this rank is alone.
+        are_apart: Whether each piece and its copy are on two nodes.
     """
 
     def __init__(
@@ -105,7 +106,9 @@ class PieceCopies:
         weights = [*nn.ModuleList(parts).parameters()]
         self._own = CutWeights(weights, optimizer, average, [len(each) for each in weights])
         self._world, self.numbers = job.world, job.ranks
-        self._holders = find_holders(job.world.topology.node_of_rank)
+        nodes = job.world.topology.node_of_rank
+        self._holders = find_holders(nodes)
+        self.are_apart = all(nodes[r] != nodes[its] for r, its in enumerate(self._holders))
         self.index = job.world.rank
         self.copied = self._holders.index(self.index)
         self._twin: CutWeights | None = None
