@@ -30,6 +30,7 @@ from tonari.trainer.config.config import load_config
 from tonari.trainer.mesh.pipeline import Pipeline
 from tonari.trainer.run.ema import WeightAverage
 from tonari.trainer.run.live import Live
+from tonari.trainer.run.next_door import PieceCopies
 
 PLACES: dict[str, tuple[Any, str]] = {
     "begin": (Live, "begin"), "mesh": (tonari.trainer.run.build, "make_mesh"),
@@ -38,7 +39,8 @@ PLACES: dict[str, tuple[Any, str]] = {
     "follow": (loop.Run, "_follow"), "epoch end": (loop.Run, "_end_epoch"),
     "evaluate": (loop, "evaluate"), "average": (WeightAverage, "average_buffers"),
     "save": (Checkpoints, "save"), "complete": (Checkpoints, "_complete"),
-    "meet": (Meeting, "agree"),
+    "meet": (Meeting, "agree"), "share": (PieceCopies, "share_gradients"),
+    "deal": (PieceCopies, "begin"),
 }  # fmt: skip
 """Where a rank may be lost: as it calls these."""
 
@@ -88,11 +90,12 @@ def run_again(out: Path, num_ranks: int, options: dict[str, Any]) -> None:
     calls = sorted((int(step), ranks) for ranks, step in re.findall(WENT_ON, said))
     # A rank that lacked the last step says one less, a newcomer 0: the largest counts.
     ends = {ranks: step for step, ranks in calls if ranks != str([*range(num_ranks)])}
-    went_on = sorted((step, len(json.loads(ranks))) for ranks, step in ends.items())
-    sizes, steps = [num_ranks, *(size for _, size in went_on)], [step for step, _ in went_on]
+    # Of those that were left at one step, one after the other, the fewest took the next.
+    went_on = sorted((step, -len(json.loads(ranks))) for ranks, step in ends.items())
+    sizes, steps = [num_ranks, *(-size for _, size in went_on)], [step for step, _ in went_on]
     (out / "again").mkdir()
-    for size, until in zip(sizes, [*steps, None], strict=True):
-        if until == 0:
+    for size, before, until in zip(sizes, [0, *steps], [*steps, None], strict=True):
+        if until == before:
             continue
         own = [f"run.directory={out}/again/run", f"data.cache={out}/again/cache", "run.live=false"]
         given = [*options["overrides"], *own, *options["by_size"].get(str(size), [])]

@@ -114,9 +114,13 @@ DP: Mesh = (
 PAIRS = {2: ["optimizer.accumulate=2"], 6: ["data.batch_size=5"]}
 HSDP: Mesh = (4, ("mesh.dp_shard=2", "optimizer.clip=0.5"), PAIRS)
 PP: Mesh = (4, (*VIT, "mesh.pp=2"), {**PAIRS, 6: ["data.batch_size=4"]})
+FSDP: Mesh = (
+    3, ("mesh.dp_shard=3", "optimizer.clip=0.5"),
+    {number: [*given, f"mesh.dp_shard={number}"] for number, given in DP[2].items()},
+)  # fmt: skip
 TP: Mesh = (4, (*VIT, "mesh.tp=2"), PAIRS)
 LARGE: Mesh = (3, (*VIT, "model.width=64"), DP[2])
-MESHES = {"dp": DP, "hsdp": HSDP, "pp": PP, "tp": TP, "large dp": LARGE}
+MESHES = {"dp": DP, "hsdp": HSDP, "fsdp": FSDP, "pp": PP, "tp": TP, "large dp": LARGE}
 """Ranks, what else is set, and what a restart on so many ranks sets for as many rows a step."""
 
 
@@ -148,6 +152,7 @@ def check(
     [
         ("dp", {"0": ["kill", "forward", 5]}, 2, 4),
         ("hsdp", {"2": ["kill", "norm", 4]}, 2, 3),
+        ("fsdp", {"1": ["kill", "forward", 5]}, 2, 4),
         # Who lacks what was summed has what others have: nobody is lost.
         ("dp", {"1": ["lack", "forward", 3]}, 3, 3),
         ("hsdp", {"1": ["lack", "norm", 3]}, 4, 3),
@@ -166,6 +171,12 @@ def check(
             2,
             marks=pytest.mark.nightly,
         ),
+        # A copy on another node has taken each step that counts, and no other.
+        ("fsdp", {"1": ["kill", "share", 4]}, 2, 3),
+        ("fsdp", {"2": ["lack", "norm", 3]}, 3, 3),
+        ("fsdp", {"2": ["ask", "forward", 3]}, 2, 3),
+        ("fsdp", {"0": ["call", "forward", 5]}, 4, 4),
+        pytest.param("fsdp", {"2": ["kill", "norm", 3]}, 2, 2, marks=pytest.mark.nightly),
         # A replica comes, of which each rank takes its part.
         ("hsdp", {"0": ["call", "forward", 5]}, 6, 4),
         pytest.param("dp", {"0": ["call", "count", 5]}, 4, 5, marks=pytest.mark.nightly),
@@ -180,6 +191,31 @@ def test_replicas_that_are_left_train_on_as_a_run_restarted_there_would(
     tmp_path, mesh, faults, left, steps
 ):
     check(tmp_path, mesh, faults, left=left, steps=steps)
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("place", ["keep", "deal", "share"])
+def test_one_replica_loses_another_rank_before_a_step_on_those_that_were_left(tmp_path, place):
+    # Rank 3 has the copy of no piece that is lost, and comes there for the first time since.
+    time = {"keep": 2, "deal": 2, "share": 3}[place]
+    faults = {"1": ["kill", "forward", 3], "3": ["kill", place, time]}
+    given = ("mesh.dp_shard=4", "optimizer.clip=0.5", "data.batch_size=6")
+    by_size = {2: ["mesh.dp_shard=2", "optimizer.accumulate=2"],
+               3: ["mesh.dp_shard=3", "optimizer.accumulate=2", "data.batch_size=4"]}  # fmt: skip
+    trained = train(tmp_path, 4, faults, *given, by_size=by_size, units=[])
+    assert (trained.statuses, trained.steps) == ([0, -9, 0, -9], [2, 2]), trained.said()
+    trained.check(lost_after=2)
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(400)
+def test_one_replica_ends_if_a_piece_and_its_copy_are_lost(tmp_path):
+    num_ranks, settings, by_size = FSDP
+    faults = {rank: ["kill", "forward", 3] for rank in ("1", "2")}
+    trained = train(tmp_path, num_ranks, faults, *settings, by_size=by_size, units=[])
+    assert trained.statuses == [1, -9, -9]
+    assert "ranks [0] are left, and a piece of the weights is on none of them" in trained.said()
 
 
 @pytest.mark.multirank
@@ -410,7 +446,7 @@ def test_a_step_keeps_its_rows_where_they_divide(tmp_path, before, now, rows, ac
     ("sizes", "settings", "words"),
     [
         ((1, 2, 1, 1, 1), ["run.device=cuda"], 'run.device is "cuda"'),
-        ((1, 1, 4, 1, 1), [], "all 4 ranks are one replica"),
+        ((1, 1, 2, 1, 2), [], "all 4 ranks are one replica"),
         ((2, 2, 1, 1, 1), [], r"mesh.pp = 2 and optimizer.clip = 0"),
         ((1, 2, 1, 2, 1), [], r"mesh.cp takes 2 ranks"),
     ],

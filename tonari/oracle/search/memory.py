@@ -9,6 +9,7 @@ from tonari.oracle.search.price import PipelineRanks, Pricing
 from tonari.trainer.config.config import Config
 from tonari.trainer.mesh.recompute import Checkpointing
 from tonari.trainer.run.build import RunLayout
+from tonari.trainer.run.live import is_one_over_shards
 from tonari.trainer.run.memory import (
     COMPUTE_BYTES,
     Counted,
@@ -65,6 +66,7 @@ class MemoryOf:
                 optimizer=self._config.optimizer,
                 model_kind=self._config.model.kind,
                 pp_rank=holder.pp_rank,
+                has_copies=self._config.run.live and is_one_over_shards(layout.sizes),
             )
             total_bytes = memory.total_bytes
             if variant.offload:

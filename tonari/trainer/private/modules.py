@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 __all__ = [
     "apply", "apply_plainly", "buffers_of", "children_of", "has_late_hooks", "hooks_of",
-    "parameters_of", "set_buffers", "share_parameters", "unsaved_buffers_of",
+    "parameters_of", "set_buffers", "share_parameters", "steps_plainly", "unsaved_buffers_of",
 ]  # fmt: skip
 
 
@@ -66,3 +67,8 @@ def hooks_of(value: Tensor) -> Any:
 def has_late_hooks(value: Tensor) -> bool:
     """Say whether there are hooks that are called once a gradient is added up."""
     return bool(value._post_accumulate_grad_hooks)
+
+
+def steps_plainly(optimizer: Optimizer) -> bool:
+    """Say whether an optimizer calls nothing of the user's before and behind a step."""
+    return not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)

@@ -36,6 +36,7 @@ from tonari.trainer.private.placements import local_shape
 from tonari.trainer.run.build import RunLayout, lay_out, make_without_data
 from tonari.trainer.run.crossings import Crossing, crossings
 from tonari.trainer.run.deliveries import Delivery, deliveries
+from tonari.trainer.run.live import is_one_over_shards
 from tonari.trainer.run.memory import Counted, Memory, memory_of
 from tonari.trainer.run.own import Own, own_of
 
@@ -175,6 +176,7 @@ def _pipeline_ranks(
                         optimizer=config.optimizer,
                         model_kind=config.model.kind,
                         pp_rank=pp_rank,
+                        has_copies=config.run.live and is_one_over_shards(layout.sizes),
                     ),
                 )
             )

@@ -31,12 +31,13 @@ class WeightAverage:
         state: The average by the name of the parameter or buffer in ``ModuleList(parts)``, spread
             as that is.
         held: The same as a module's own parameters and buffers.
+        decay: As given.
 
     Source: the warm-up, TensorFlow's ``ExponentialMovingAverage``.
     """
 
     def __init__(self, parts: Sequence[nn.Module], *, decay: float) -> None:
-        self._parts, self._decay = list(parts), decay
+        self._parts, self.decay = list(parts), decay
         whole = nn.ModuleList(parts)
         # Kept, as the optimizer keeps them: FSDP shows gathered ones in their place at times.
         self._parameters: dict[str, Tensor] = dict(whole.named_parameters())
@@ -61,7 +62,7 @@ class WeightAverage:
         Args:
             steps: Of the run that are done, this one included.
         """
-        kept = min(self._decay, (1 + steps) / (10 + steps))
+        kept = min(self.decay, (1 + steps) / (10 + steps))
         pairs = [*zip(_local(self.state.values()), _local(self._own()), strict=True)]
         averaged = [each for each in pairs if each[0].is_floating_point() or each[0].is_complex()]
         if averaged:

@@ -4,6 +4,8 @@ Ranks keep their coordinates on all axes of the mesh but dp_replicate, and with 
 Where a replica has several ranks, the norm of the gradients is the last that ranks do together
 before they take a step. Who has it knows that all have their gradients. So who lacks it takes the
 step after the loss, with the norm that another has.
+
+One replica over dp_shard has copies of its pieces: see `tonari.trainer.run.next_door`.
 """
 
 import contextlib
@@ -17,18 +19,19 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 import dataio
-from dataio.base.errors import WorldError
+from dataio.base.errors import StateError, WorldError
 from dataio.base.lines import read_checked_lines
 from dataio.job.launch import Job, claim_files_of_ranks, join
 from dataio.job.live import LiveJob
 from dataio.job.memory import keep_freed_memory
-from dataio.job.numbers import JOIN
+from dataio.job.numbers import JOIN, count_numbers, find_job
 from dataio.job.watchdog import Watchdog
 from dataio.world import keep_lines_whole
 from dataio.world.launchers import outliving_claim
@@ -40,11 +43,16 @@ from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.clip import clip_gradients
 from tonari.trainer.mesh.mesh import AXES
 from tonari.trainer.mesh.pipeline import Pipeline
+from tonari.trainer.private.modules import steps_plainly
 from tonari.trainer.run.build import lay_out
+from tonari.trainer.run.ema import WeightAverage
 from tonari.trainer.run.pace import same_rows
 from tonari.trainer.run.whole_steps import ELEMENTWISE
 from tonari.trainer.watch.metrics import MetricsLog
 from tonari.trainer.watch.stop import noting_between
+
+if TYPE_CHECKING:
+    from tonari.trainer.run.next_door import PieceCopies
 
 Result = TypeVar("Result")
 PATIENCE_S = 5.0
@@ -63,20 +71,30 @@ class Live:
     Args:
         config: Its settings.
         sizes: Ranks along each of ``tonari.trainer.mesh.mesh.AXES``; that of dp_replicate is not
-            read, as replicas go and come.
+            read, as replicas go and come, unless one is all.
 
     Attributes:
         goes_on: Whether these ranks go on behind a step, after a loss.
         on_all: Whether the norm is that of all ranks, by which a step counts.
+        before_norm: To be called by all before they measure it; None: it is not so.
         progress: Behind the last step that counts.
         leave: Waits for what the ranks before these had under way.
         signals: That ask to stop: a run that was asked, and loses a rank, stops all the same.
     """
 
     def __init__(self, config: Config, sizes: tuple[int, ...] = ()) -> None:
-        self._config, self._sizes = config, sizes
+        self._has_copies = bool(sizes) and is_one_over_shards(sizes)
+        # The ranks of one replica over dp_shard go and come as replicas do.
+        self._config, self._sizes = config, (1,) * len(sizes) if self._has_copies else sizes
         self._job: LiveJob | None = None
         self.goes_on = self.on_all = False
+        self.before_norm: Callable[[], None] | None = None
+        # What the last step that counts has left; and what becomes that by the first that counts.
+        self._had: PieceCopies | None = None
+        self._has: PieceCopies | None = None
+        self._providers: list[int] = []
+        self._buffers: list[Tensor] = []
+        self._groups: list[dict[str, Any]] = []
         self.progress = Progress()
         self.leave: Callable[[], None] = _nothing
         self.signals: dict[int, float] = {}
@@ -95,8 +113,12 @@ class Live:
             Those that go on, in the order of the mesh.
 
         Raises:
-            WorldError: If not one is whole.
+            WorldError: If not one is whole, or a piece of the weights is on none of them.
         """
+        had = [each for each in (self._had, self._has) if each and self._had]
+        # Another rank may know that a step counts on the pieces of which this one does not.
+        if had and not any(each.can_spare(ranks) for each in had):
+            raise _none_left(ranks)
         pp, _, *others = self._sizes
         inner = math.prod(others)
         held: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
@@ -137,7 +159,9 @@ class Live:
         self._job, self.goes_on = job, most > 0
         pp, _, *others = self._sizes
         inner, world = math.prod(others), job.world
-        self.on_all = pp * inner > 1
+        self.on_all = self._has_copies or pp * inner > 1
+        self.before_norm = _nothing if self.on_all else None
+        self._find_providers(job)
         row, place = divmod(world.rank, world.world_size // pp)
         self._part = row * inner + place % inner
         config = same_rows(
@@ -146,8 +170,29 @@ class Live:
         )  # fmt: skip
         if job.ranks == tuple(range(job.num_began)):
             return config
+        if self._has_copies:
+            mesh = replace(config.mesh, dp_replicate=1, dp_shard=world.world_size)
+            return replace(config, mesh=mesh)
         # Ranks of other replicas make up one: its stages need not share nodes as others' do.
         return replace(config, mesh=replace(config.mesh, targets="send"))
+
+    def _find_providers(self, job: LiveJob) -> None:
+        """Find for each piece of the weights a rank that has it; its owner first. Collective."""
+        self._has, self._providers = None, []
+        if not (self._has_copies and self.goes_on):
+            return
+        had = self._had
+        mine = [had.index, had.copied, len(had.numbers)] if had else []
+        said = job.world.allgather(json.dumps(mine).encode(), doing="finding pieces")
+        found, numbers = dict[int, int](), [*map(json.loads, said)]
+        for which in (0, 1):
+            for rank, its in enumerate(numbers):
+                if its:
+                    found.setdefault(its[which], rank)
+        num_pieces = max((its[2] for its in numbers if its), default=1)
+        if len(found) < num_pieces:
+            raise _none_left(job.ranks)
+        self._providers = [found[piece] for piece in range(num_pieces)]
 
     def as_given(self, config: Config) -> Config:
         """Put back what `begin` has changed of settings."""
@@ -164,6 +209,8 @@ class Live:
         job = self._job
         assert job is not None, "under live alone"
         stay = [rank for rank, ends in zip(job.ranks, asked, strict=True) if not ends]
+        if self._had is not None and not self._had.can_spare(stay):
+            return False
         try:
             self.choose(tuple(sorted(stay)), job.num_began)
         except WorldError:
@@ -196,7 +243,7 @@ class Live:
         """Refuse one that sends messages within a step, where a step may end on some ranks alone.
 
         Raises:
-            ConfigError: If it looks at whole weights, of which ranks have parts.
+            ConfigError: If it looks at whole weights, of which ranks have parts; or some are whole.
         """
         if self.on_all and type(optimizer) not in ELEMENTWISE:
             raise ConfigError(
@@ -204,10 +251,24 @@ class Live:
                 "whole weights, of which ranks have parts; choose another such as AdamW, "
                 f"{CURE}"
             )
+        weights = [each for group in optimizer.param_groups for each in group["params"]]
+        is_cut = [isinstance(each, DTensor) for each in weights]
+        if self._has_copies and any(is_cut) and not all(is_cut):
+            whole = weights[is_cut.index(False)]
+            raise ConfigError(
+                f"run.live is true on one replica, and a weight of the shape {[*whole.shape]} is "
+                f"{whole.dtype}, which lies whole on each rank, expected one dtype of all weights "
+                f"that train; convert it where the model is made, {CURE}"
+            )
+        if self._has_copies and not steps_plainly(optimizer):
+            raise ConfigError(
+                "run.live is true on one replica, and the optimizer has hooks of its step, which "
+                f"copies of weights would not see; leave them out, {CURE}"
+            )
 
     def keep(
         self, progress: Progress, loader: ReplicaLoader, optimizer: torch.optim.Optimizer,
-        *modules: nn.Module,
+        parts: Sequence[nn.Module], average: WeightAverage | None,
     ) -> Progress:  # fmt: skip
         """Name what steps change; after a loss it gets what it had. Collective.
 
@@ -217,9 +278,23 @@ class Live:
         if self._job is None:
             return progress
         self.progress = progress
-        self._job.keep(
-            loader, part=self._part, model=nn.ModuleList(modules), optimizer=optimizer, run=self
-        )
+        module = nn.ModuleList([*parts, *([] if average is None else [average.held])])
+        if not self._has_copies:
+            self._job.keep(loader, part=self._part, model=module, optimizer=optimizer, run=self)
+        else:
+            from tonari.trainer.run.next_door import PieceCopies
+
+            self._buffers, self._groups = [*module.buffers()], optimizer.param_groups
+            self._job.keep(loader, run=self)
+            self._has = PieceCopies(self._job, parts, optimizer, average)
+            self._has.begin(self._had, self._providers)
+            if not self._has.are_apart and self._job.world.rank == 0:
+                log.warning(
+                    "[rank 0] live: more than half of the ranks are on one node, which has pieces "
+                    "of the weights and their copies: if it is lost, the run ends, and the same "
+                    "command goes on from a checkpoint"
+                )
+            self.before_norm = self._has.share_gradients
         self._steps = self.progress.steps
         # What the epoch's line would count is gone with those that are lost.
         return replace(self.progress, so_far={}) if self.goes_on else progress
@@ -234,15 +309,40 @@ class Live:
         if self._job is not None:
             self.progress, self._steps = progress, progress.steps
             self._norm = 0.0 if norm is None else float(norm)
+            if self._has is not None and norm is not None:
+                self._has.step(norm, clip=self._config.optimizer.clip, steps=progress.steps)
+                self._had = self._has
             self._job.count(self._place)
 
     def state_dict(self) -> dict[str, object]:
-        """For `LiveJob.keep`."""
-        return asdict(self.progress)
+        """For `LiveJob.keep`: with all that has no copy, as each rank has it."""
+        groups = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in self._groups
+        ]
+        return {"progress": asdict(self.progress), "buffers": self._buffers, "groups": groups}
 
-    def load_state_dict(self, state: dict[str, object]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """For `LiveJob.keep`."""
-        self.progress = Progress(**state)  # type: ignore[arg-type]
+        self.progress = Progress(**state["progress"])
+        for group, values in zip(self._groups, state["groups"], strict=True):
+            group.update(values)
+        with torch.no_grad():
+            for buffer, value in zip(self._buffers, state["buffers"], strict=True):
+                buffer.copy_(value)
+
+
+def is_one_over_shards(sizes: Sequence[int]) -> bool:
+    """Whether all ranks are one replica over dp_shard, of which each has a piece of the weights."""
+    return sizes[AXES.index("dp_shard")] == math.prod(sizes) > 1
+
+
+def _none_left(ranks: Sequence[int]) -> WorldError:
+    return WorldError(
+        f"live: ranks {[*ranks]} are left, and a piece of the weights is on none of them: the rank "
+        "that had it and the one that had its copy are both lost; start the same command again: "
+        "it goes on from the newest checkpoint"
+    )
 
 
 def written_at(step: int, logs: Sequence[object]) -> list[str]:
@@ -279,10 +379,13 @@ def train_on(config: Config, train: Callable[..., Result]) -> Result:
         WorldError: If the launcher ends all ranks with the first, or not one whole replica is left.
     """
     (claim, _), joins = outliving_claim(os.environ), bool(os.environ.get(JOIN))
-    mesh = replace(config.mesh, dp_replicate=None) if joins else config.mesh
-    sizes = lay_out(replace(config, mesh=mesh), claim.world_size or 1).sizes
+    directory = Path(config.run.directory)
+    sizes = _sizes_of_job(config, directory / "live") if joins else ()
+    if not (sizes and is_one_over_shards(sizes)):
+        mesh = replace(config.mesh, dp_replicate=None) if joins else config.mesh
+        sizes = lay_out(replace(config, mesh=mesh), claim.world_size or 1).sizes
     check_live(config, sizes, joins=joins)
-    live, directory = Live(config, sizes), Path(config.run.directory)
+    live = Live(config, sizes)
     try:
         with noting_between(live.signals):
             return dataio.live(
@@ -298,6 +401,13 @@ def train_on(config: Config, train: Callable[..., Result]) -> Result:
                 latest(directory / "checkpoints") or "the run's beginning",
             )  # fmt: skip
         raise
+
+
+def _sizes_of_job(config: Config, directory: Path) -> tuple[int, ...]:
+    """Find the mesh with which the job began that runs in a directory; empty if none does."""
+    with contextlib.suppress(StateError, OSError, ConfigError):
+        return lay_out(config, count_numbers(find_job(directory), 0)).sizes
+    return ()
 
 
 def check_live(config: Config, sizes: tuple[int, ...], *, joins: bool = False) -> None:
@@ -328,10 +438,11 @@ def check_live(config: Config, sizes: tuple[int, ...], *, joins: bool = False) -
             f'run.live is true and run.device is "{device}", expected "cpu": ranks of GPUs cannot '
             f"leave a group in which others wait; give run.device=cpu, {CURE}"
         )
-    if copies == 1 and not joins:
+    if copies == 1 and not (joins or is_one_over_shards(sizes)):
         raise ConfigError(
             f"run.live is true, and all {math.prod(sizes)} ranks are one replica, of which none is "
-            f"left when a rank is lost; start more ranks, {CURE}"
+            "left when a rank is lost; start more ranks, or divide one over mesh.dp_shard alone, "
+            f"{CURE}"
         )
     if parts and not optimizer.clip:
         raise ConfigError(

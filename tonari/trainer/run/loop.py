@@ -351,9 +351,8 @@ class Run:
 
     def keep(self) -> None:
         """Have what steps change kept, if ranks may be lost; after a loss, take up what was."""
-        average = [] if self._ema is None else [self._ema.held]
         self.progress = self._live.keep(
-            self.progress, self._loader, self._optimizer, *self._pipeline.parts, *average
+            self.progress, self._loader, self._optimizer, self._pipeline.parts, self._ema
         )
         self._skips = self._skips.after(self.progress)
 
@@ -464,7 +463,7 @@ class Run:
             self._live.begin_step(self._loader, self._finish_step)
             step = train_step(
                 self._pipeline, self._optimizer, self._observer.reports(self._loader), batches,
-                clip=clip, step=self.progress.steps, on_all=self._live.on_all,
+                clip=clip, step=self.progress.steps, before_norm=self._live.before_norm,
             )  # fmt: skip
             self._count_step(step.norm)
             self._observer.step(batches, step, number=self.progress.steps - 1, lr=lr)

@@ -32,6 +32,8 @@ class Memory:
         activations_bytes: What autograd keeps of the microbatches under way, an estimate: counted
             on the stage as one process runs it; what selective recomputation saves is left in. Of a
             transformer tp divides it by its size with sequence_parallel, else 24 parts of 34 of it.
+        copies_bytes: Of the weights of another rank and of what its optimizer keeps, and of the
+            gradients on their way, where ``run.live`` keeps copies of one replica's pieces.
 
     Source: of the shares, Korthikanti et al., Reducing activation recomputation in large
     transformer models, MLSys 2023.
@@ -42,6 +44,7 @@ class Memory:
     gradients_bytes: int
     optimizer_bytes: int
     activations_bytes: int
+    copies_bytes: int
 
     @property
     def total_bytes(self) -> int:
@@ -66,6 +69,7 @@ class Counted:
 def memory_of(
     counted: Counted, stage_bytes: int, passing_bytes: int = 0, *, mesh: MeshConfig,
     layout: RunLayout, optimizer: OptimizerConfig, model_kind: str, pp_rank: int,
+    has_copies: bool = False,
 ) -> Memory:  # fmt: skip
     """Add up what the fullest rank at a coordinate of pp holds.
 
@@ -79,6 +83,7 @@ def memory_of(
         optimizer: What it keeps.
         model_kind: Of it, how tp divides activations.
         pp_rank: The coordinate.
+        has_copies: Whether a rank has a copy of another one's piece.
     """
     pp, _, dp_shard, cp, tp = layout.sizes
     own, kept_bytes = counted.own, FLOAT_BYTES[mesh.dtype]
@@ -99,6 +104,7 @@ def memory_of(
             * share_of_tp(model_kind, tp, sequence_parallel=mesh.sequence_parallel)
             / math.prod(mesh.tiles)
         ),
+        copies_bytes=own * kept_bytes * (3 + states) * has_copies,
     )
 
 

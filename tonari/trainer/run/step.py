@@ -77,7 +77,7 @@ def train_step(
     clip: float = 0.0,
     skip_nonfinite: bool = False,
     step: int = 0,
-    on_all: bool = False,
+    before_norm: Callable[[], None] | None = None,
 ) -> Step:
     """Update the model once by one or several batches, and report their rows. Collective.
 
@@ -91,7 +91,8 @@ def train_step(
         skip_nonfinite: Leave the weights as they are where the norm is not finite: it costs a wait
             for the device.
         step: Number of the step in the run: what the model draws, such as dropout, depends on it.
-        on_all: See `clip_gradients`.
+        before_norm: Called by all ranks before they measure the norm, which is then by one
+            message of all: see `clip_gradients`.
     """
     weighed = weigh(pipeline, batches)
     for number, (batch, (weighed_batch, share)) in enumerate(zip(batches, weighed, strict=True), 1):
@@ -105,10 +106,12 @@ def train_step(
         if scored is not None:
             loader.report(batch, scored.loss, scored.correct, scored.confidence)
     norm = None
+    if before_norm is not None:
+        before_norm()
     if clip or skip_nonfinite:
         norm = clip_gradients(
             pipeline.parameters(), pipeline.mesh, max_norm=clip or float("inf"),
-            again=pipeline.again, on_all=on_all,
+            again=pipeline.again, on_all=before_norm is not None,
         )  # fmt: skip
     skipped = skip_nonfinite and norm is not None and not bool(norm.isfinite())
     if not skipped:
