@@ -33,7 +33,8 @@ def average(rank: int, size: int) -> dict[str, Any]:
     mesh = make_mesh((1, size, 1, 1, 1), device_type="cpu")
     layer = nn.Linear(24, 16)
     compression = Compression([layer], mesh, kind="powersgd", rank=2, warmup_steps=1, seed=0)
-    (error,) = [its for name, its in compression.state.items() if " error " in name]
+    error, basis = compression.state.values()
+    bases = [basis.tolist()]
     given, got, left = torch.zeros(16, 24), torch.zeros(16, 24), []
     for step in range(STEPS):
         torch.manual_seed(STEPS * rank + step)
@@ -45,13 +46,14 @@ def average(rank: int, size: int) -> dict[str, Any]:
         compression.average(step)
         got += layer.weight.grad
         left.append(float(error.abs().max()))
+        bases.append(basis.tolist())
     bias = layer.bias.grad.tolist()
     layer.weight.grad = layer.bias.grad = None
     compression.average(STEPS)
     got += layer.weight.grad
     values = torch.tensor([[256.0, 1, 1, 2][rank], 3.0, -1.0])
     return {
-        "given": given.tolist(), "got": got.tolist(), "error": error.tolist(), "left": left,
+        "given": given.tolist(), "got": got.tolist(), "error": error.tolist(), "left": left, "bases": bases,
         "bias": bias, "unused": layer.bias.grad is None,
         "bfloat16": mean_by_bfloat16(values, mesh.get_group("dp_replicate")).tolist(),
     }  # fmt: skip

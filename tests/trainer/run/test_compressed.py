@@ -71,6 +71,10 @@ def _check_average(reports: list[dict[str, Any]]) -> None:
         first, *others = report["left"]
         assert first == 0
         assert min(others) > 1
+        # Each compressed step begins with the factor of the one before.
+        drawn, warm, *factors = report["bases"]
+        assert drawn == warm != factors[0] != factors[1]
+        assert report["bases"] == reports[0]["bases"]
         assert report["bias"] == 16 * [1.5]
         assert report["unused"]
         # Sums in bfloat16 would stay at 256, and 258.
