@@ -29,7 +29,7 @@ def digest(values: list[Tensor]) -> str:
 
 
 def average(rank: int, size: int) -> dict[str, Any]:
-    """Average gradients of a matrix and a vector step by step; the last are of low rank, and none."""
+    """Average gradients of a matrix and a vector; the last two are of low rank, and none."""
     mesh = make_mesh((1, size, 1, 1, 1), device_type="cpu")
     layer = nn.Linear(24, 16)
     compression = Compression([layer], mesh, kind="powersgd", rank=2, warmup_steps=1, seed=0)
@@ -53,7 +53,8 @@ def average(rank: int, size: int) -> dict[str, Any]:
     got += layer.weight.grad
     values = torch.tensor([[256.0, 1, 1, 2][rank], 3.0, -1.0])
     return {
-        "given": given.tolist(), "got": got.tolist(), "error": error.tolist(), "left": left, "bases": bases,
+        "given": given.tolist(), "got": got.tolist(), "error": error.tolist(), "left": left,
+        "bases": bases,
         "bias": bias, "unused": layer.bias.grad is None,
         "bfloat16": mean_by_bfloat16(values, mesh.get_group("dp_replicate")).tolist(),
     }  # fmt: skip

@@ -61,7 +61,7 @@ def dense_gradient(parameter: nn.Parameter) -> Tensor:
     grad = parameter.grad
     if grad is None:
         return torch.zeros_like(parameter)
-    return grad.todense_gradient() if grad.is_sparse else grad
+    return grad.to_dense() if grad.is_sparse else grad
 
 
 def add_partial_gradients(parameters: Iterable[nn.Parameter], mesh: DeviceMesh) -> None:

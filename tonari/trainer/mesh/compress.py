@@ -18,6 +18,7 @@ from dataio.base.seeding import key
 from tonari.trainer.config.optimizer import Compressed
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.average import average_gradients, dense_gradient
+from tonari.trainer.private.messages import all_gather
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def mean_by_bfloat16(flat: Tensor, group: dist.ProcessGroup) -> Tensor:
     dist.all_to_all_single(received.view(torch.uint8), sent.view(torch.uint8), group=group)
     # float32[ranks, n / ranks]
     mean = (received.view(size, -1).float().sum(0) / size).bfloat16()
-    dist.all_gather_into_tensor(sent.view(torch.uint8), mean.view(torch.uint8), group=group)
+    all_gather(sent.view(torch.uint8), mean.view(torch.uint8), group=group)
     return sent[: len(flat)].float()
 
 
