@@ -12,6 +12,7 @@ from tonari.oracle.costs import Machine
 from tonari.oracle.epoch import STEPS, FedJob, PlannedEpoch
 from tonari.oracle.errors import OracleError
 from tonari.oracle.feeds import lay_rows
+from tonari.oracle.gradients import GradientPlan, plan_gradients
 from tonari.oracle.machine import OneNode
 from tonari.oracle.probe.data import reads
 from tonari.oracle.probe.probe import Probe, step_settings
@@ -22,8 +23,8 @@ from tonari.oracle.trace import Trace, trace_step
 from tonari.oracle.traffic import axes_of
 from tonari.trainer.config.config import Config
 from tonari.trainer.errors import ConfigError
-from tonari.trainer.run.build import lay_out
-from tonari.trainer.run.own import Own
+from tonari.trainer.run.build import RunLayout, lay_out, make_without_data
+from tonari.trainer.run.own import Own, own_of
 
 SHOWN_STEPS = 3
 
@@ -44,6 +45,8 @@ class StepPlan:
         simulation: The steps in full.
         epoch: None: the probe did not time the loader.
         tiles: What the same ranks exchange between tiles of their samples; empty: there are none.
+        gradients: Ways to average gradients over replicas on several nodes; empty: there are none,
+            or none but one goes with the settings.
     """
 
     step_s: float
@@ -56,6 +59,7 @@ class StepPlan:
     simulation: Simulation
     epoch: PlannedEpoch | None
     tiles: tuple["TilePlan", ...] = ()
+    gradients: tuple[GradientPlan, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +160,21 @@ def plan_step(
         simulation=simulation,
         epoch=epoch,
         tiles=_plan_tiles(found, machine, layout.sizes) if config.mesh.tiles else (),
+        gradients=_plan_gradients(config, machine, layout, own) if len(set(node_of)) > 1 else (),
     )
+
+
+def _plan_gradients(
+    config: Config, machine: Machine, layout: RunLayout, own: Own | None
+) -> tuple[GradientPlan, ...]:
+    others = layout.sizes[0] * layout.sizes[3] * layout.sizes[4]
+    if layout.sizes[1] == 1 or others > 1 or config.mesh.offload or config.run.live:
+        return ()
+    try:
+        model = make_without_data(config, layout, own_of(config, own))
+    except ConfigError:
+        return ()
+    return plan_gradients(model, config.optimizer, machine, layout.sizes)
 
 
 def _plan_tiles(found: Probe, machine: Machine, sizes: Sequence[int]) -> tuple[TilePlan, ...]:

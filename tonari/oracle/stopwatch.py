@@ -15,7 +15,7 @@ import torch
 from dataio.rows.samples import Batch
 from tonari.oracle.clock import DeviceClock, Gpu, HostClock, StepClock
 from tonari.oracle.record import Message, Wait, Watcher
-from tonari.oracle.trace import NoReports, alone, make_batch
+from tonari.oracle.trace import NoReports, alone, make_batch, warmed_up
 from tonari.trainer.config.config import Config
 from tonari.trainer.run.build import build_rank
 from tonari.trainer.run.optimizers import build_optimizer
@@ -87,7 +87,7 @@ def time_step(
     Raises:
         ConfigError: If the settings do not fit such a world.
     """
-    own = own_of(config, own)
+    own, config = own_of(config, own), warmed_up(config)
     device = torch.device("cpu") if gpu is None else gpu.device
     with alone(rank, world_size):
         parallel = build_rank(config, rank=rank, world_size=world_size, device=device, own=own)

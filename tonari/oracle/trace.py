@@ -4,7 +4,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,7 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
         ConfigError: If the settings do not fit such a world, or the step cannot be made without
             data.
     """
-    own = own_of(config, own)
+    own, config = own_of(config, own), warmed_up(config)
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank is {rank}, expected 0 to {world_size - 1}")
     layout = lay_out(config, world_size)
@@ -135,6 +135,11 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
             kept_bytes=recorder.live_bytes - batch_bytes,
             peak_bytes=recorder.peak_bytes - batch_bytes,
         )
+
+
+def warmed_up(config: Config) -> Config:
+    """Have the first step be as those that follow a warm-up."""
+    return replace(config, optimizer=replace(config.optimizer, compress_warmup_steps=0))
 
 
 class Imagined(Recorder):  # type: ignore[no-untyped-call]

@@ -148,7 +148,21 @@ def _words(choice: "Choice") -> list[str]:
         f"{memory}",
         *(["", *tile_table(planned.tiles).text()] if planned.tiles else []),
         *([f"{gpu}: {NOT_PLANNED}"] if gpu else []),
+        *_gradient_words(choice),
     ]
+
+
+def _gradient_words(choice: "Choice") -> list[str]:
+    ways = choice.plan.gradients
+    lines = ["", "gradients between nodes, averaged once, beside nothing else:", ""] if ways else []
+    for way in ways:
+        saved_s = ways[0].seconds - way.seconds
+        pays = f"saves {saved_s:.3f} s" if saved_s > 0 else f"costs {-saved_s:.3f} s more"
+        lines.append(
+            f"  {way.kind:10} {format_bytes(way.sent_bytes):>9} a rank, {way.sending_s:.3f} s on "
+            f"the links, {way.computing_s:.3f} s of a core{f': {pays}' if way != ways[0] else ''}"
+        )
+    return lines
 
 
 def _epoch_words(epoch: "PlannedEpoch | None", epochs: int) -> list[str]:

@@ -20,13 +20,14 @@ from tests.trainer.run.alone import Told
 from tonari.trainer.checkpoint.export import read_checkpoint
 from tonari.trainer.config.config import load_config
 from tonari.trainer.errors import CheckpointError
+from tonari.trainer.mesh.pipeline import MOST_BATCHES
 from tonari.trainer.mesh.randomness import Randomness
 from tonari.trainer.models import Adapted, seeded
 from tonari.trainer.run.build import build_parallel
 from tonari.trainer.run.ema import WeightAverage
 from tonari.trainer.run.loop import train
 from tonari.trainer.run.own import Own
-from tonari.trainer.run.step import MOST_BATCHES, evaluate, train_step
+from tonari.trainer.run.step import evaluate, train_step
 from tonari.trainer.run.tasks import Classify, Columns
 
 ROWS, STEPS = 12, 4

@@ -23,6 +23,7 @@ from dataio.base.atomic import sync_directory, write_record
 from tonari.trainer.checkpoint.agree import file_group, from_rank_0, together
 from tonari.trainer.checkpoint.directory import Progress, begin, remove_old
 from tonari.trainer.checkpoint.state import (
+    OF_RANK,
     Named,
     Saveable,
     by_plain_names,
@@ -53,9 +54,14 @@ class Checkpoints:
         keep: Newest checkpoints to keep, >= 1.
         background: Copy the state and let training go on while it is written. Takes memory for the
             copy.
+        of_rank: Saved too: tensors by names that no other rank of the mesh has.
     """
 
-    def __init__(self, directory: Path, *, keep: int, background: bool = False) -> None:
+    def __init__(
+        self, directory: Path, *, keep: int, background: bool = False,
+        of_rank: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        self._of_rank = dict(of_rank or {})
         self._directory = directory
         self._keep = keep
         self._background = background
@@ -97,6 +103,8 @@ class Checkpoints:
         together(lambda: begin(partial, progress) if dist.get_rank() == 0 else None)
         loader.save(partial / "loader")
         state = by_plain_names(read_state(nn.ModuleList(parts), optimizer, average), parts)
+        if self._of_rank:
+            state[OF_RANK] = self._of_rank
         self._write(state, final, background=self._background, keep=self._keep)
         return final
 

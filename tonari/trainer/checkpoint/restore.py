@@ -1,6 +1,7 @@
 """Choose the checkpoint that a run goes on from, check all its files, and load it."""
 
 import inspect
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tonari.trainer.checkpoint.directory import (
 )
 from tonari.trainer.checkpoint.plain import PlainPlanner, PlainReader
 from tonari.trainer.checkpoint.state import (
+    OF_RANK,
     OPTIONS,
     Named,
     Saveable,
@@ -32,6 +34,8 @@ from tonari.trainer.checkpoint.state import (
 )
 from tonari.trainer.checkpoint.sums import check_sums
 from tonari.trainer.errors import CheckpointError, ConfigError
+
+logger = logging.getLogger(__name__)
 
 STATE = "state."
 """What the names begin with of what an optimizer remembers of a parameter."""
@@ -110,6 +114,7 @@ def restore(
     loader: Saveable,
     *,
     average: Mapping[str, Tensor] | None = None,
+    of_rank: Mapping[str, Tensor] | None = None,
     trusted: bool = False,
 ) -> Progress:
     """Go on where ``Checkpoints.save`` was called, on any mesh. Collective.
@@ -120,6 +125,8 @@ def restore(
         optimizer: Of all their parameters.
         loader: Restored with them.
         average: Averaged weights by name; what was saved is written into these tensors.
+        of_rank: The same of what `Checkpoints` saved of each rank; left as it is, with a warning,
+            where the checkpoint is of another mesh.
         trusted: Whether to read what may run code; see `tonari.trainer.checkpoint.plain`.
 
     The optimizer's settings, such as the weight decay, stay as they are: what it remembers of each
@@ -141,6 +148,15 @@ def restore(
     names = {plain_name(name, parts): its for name, its in whole.named_parameters()}
     reader = PlainReader(path / "torch", trusted=trusted)
     unused = _leave_out_unused(loaded["optimizer"], reader, names)
+    if of_rank:
+        saved = reader.read_metadata().state_dict_metadata
+        if all(f"{OF_RANK}.{name}" in saved for name in of_rank):
+            own[OF_RANK] = loaded[OF_RANK] = dict(of_rank)
+        elif dist.get_rank() == 0:
+            logger.warning(
+                "[rank 0] %s: of another mesh, or without compressed gradients: what their "
+                "compression has left out begins anew at zero", path,
+            )  # fmt: skip
     _load(path, own, loaded, reader, parts, trusted=trusted)
     # torch looks for the settings of a group under the name of its first parameter.
     groups = optimizer.param_groups

@@ -25,6 +25,9 @@ PART = re.compile(r"^((?:state|param_groups)\.)?(\d+)\.(.*)$")
 OWN = "wrapped."
 """What an `Adapted` model puts before its module's own names."""
 
+OF_RANK = "of_rank"
+"""The kind of what each rank of a mesh has for itself."""
+
 Named = dict[str, Any]
 
 

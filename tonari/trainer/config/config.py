@@ -323,6 +323,7 @@ class Config:
             image_size=data.image_size, decoded=data.decoded, drop_last=data.drop_last,
         )  # fmt: skip
         check_rescoring(self.augment, rescores=self.importance.rescores)
+        self._check_compression()
         is_text = self.data.kind == "text"
         if is_text and self.mesh.tiles:
             raise ConfigError(
@@ -335,6 +336,21 @@ class Config:
                 f'model.kind is "{self.model.kind}" and data.kind is "{self.data.kind}", expected '
                 'a gpt or llama for text and another model for images; give data.kind="text" with '
                 'model.kind="gpt"'
+            )
+
+    def _check_compression(self) -> None:
+        kind, mesh = self.optimizer.compress_gradients, self.mesh
+        refused = {
+            "mesh.pp": mesh.pp > 1, "mesh.cp": mesh.cp > 1, "mesh.tp": mesh.tp > 1,
+            "mesh.tiles": mesh.tiles, "mesh.offload": mesh.offload,
+            'mesh.dtype="float64"': mesh.dtype == "float64", "run.live": self.run.live,
+        }  # fmt: skip
+        named = [name for name, given in refused.items() if given]
+        if kind != "none" and named:
+            raise ConfigError(
+                f'optimizer.compress_gradients is "{kind}" with {" and ".join(named)}, but it goes '
+                "with mesh.dp_replicate and mesh.dp_shard, in float32 or bfloat16, alone; leave "
+                "one of them out"
             )
 
     def _check_length(self) -> None:

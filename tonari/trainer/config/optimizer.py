@@ -8,6 +8,7 @@ from tonari.trainer.config.settings import Section
 from tonari.trainer.errors import ConfigError
 
 ScheduleKind = Literal["cosine", "linear", "steps", "wsd"]
+Compressed = Literal["none", "bfloat16", "powersgd"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,10 @@ class OptimizerConfig(Section):
         decay: What the rate is multiplied by at each of them.
         decay_fraction: Part of the run in which ``wsd`` lowers the rate.
         ema: Share of the averaged weights that a step keeps; 0 averages none.
+        compress_gradients: How replicas send each other their gradients: as they are, in bfloat16,
+            or matrices as products of narrow ones (PowerSGD). See docs/results/compression.md.
+        compress_rank: Columns of these narrow ones.
+        compress_warmup_steps: First steps of the run in which PowerSGD compresses nothing.
     """
 
     kind: str = "sgd"
@@ -62,6 +67,9 @@ class OptimizerConfig(Section):
     decay: Annotated[float, Range(0, 1, "(]")] = 0.1
     decay_fraction: Annotated[float, Range(0, 1, "(]")] = 0.1
     ema: Share = 0.0
+    compress_gradients: Compressed = "none"
+    compress_rank: Count = 4
+    compress_warmup_steps: Whole = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()

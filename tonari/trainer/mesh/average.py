@@ -39,7 +39,7 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
 
 
 def _average(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
-    grads = [_dense(parameter) for parameter in parameters]
+    grads = [dense_gradient(parameter) for parameter in parameters]
     real = [torch.view_as_real(grad) if grad.is_complex() else grad for grad in grads]
     # The same message says who has used which: ranks may differ.
     used = torch.tensor([float(each.grad is not None) for each in parameters])
@@ -56,7 +56,7 @@ def _average(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
         parameter.grad = grad if count else None
 
 
-def _dense(parameter: nn.Parameter) -> Tensor:
+def dense_gradient(parameter: nn.Parameter) -> Tensor:
     """Give the memory of a parameter's gradient, zeros where there is none."""
     grad = parameter.grad
     if grad is None:

@@ -62,12 +62,14 @@ def parallelize(
     offload: bool = False,
     swap: Swap | None = None,
     tile: Tile | None = None,
+    compresses: bool = False,
 ) -> list[StagedModel]:
     """Cut out this rank's stages and spread them, for gradients that are means. Collective.
 
     The mean is over all replicas, and over the ranks of cp too. Each of these has a part of a row's
     loss: multiply it by the size of cp. Or they have tiles, and each has the whole loss. Parts that
-    are ``left_whole`` have gradients of their own, which `Pipeline` averages.
+    are ``left_whole`` have gradients of their own, which `Pipeline` averages; so has every replica
+    where ``compresses``.
 
     Args:
         model: The same weights on every rank; used up. One of `deferred` gets its weights last, of
@@ -86,6 +88,7 @@ def parallelize(
             nothing again. Not with ``compile``, nor with a schedule that goes back over a
             stage twice.
         tile: As `tonari.trainer.tiles.tile_stages`, where the ranks of cp have tiles.
+        compresses: Whether a `Compression` averages gradients over dp_replicate.
 
     Returns:
         One part for each stage, on the mesh's device.
@@ -105,12 +108,12 @@ def parallelize(
     if mesh.size() > 1:
         check_first_weights(model)
     in_place = num_stages * tp == 1 and dtype == "float32" and not offload
-    in_place = in_place and model.recording is None and left_whole(model, mesh)
+    in_place = in_place and model.recording is None and left_whole(model, mesh, compresses)
     check_hooks(model, mesh, is_whole=in_place)
     if not in_place:
         check_memory(model)
     if mesh.size() > mesh["pp"].size() * tp:
-        is_gathered = dtype != "float32" or offload or not left_whole(model, mesh)
+        is_gathered = dtype != "float32" or offload or not left_whole(model, mesh, compresses)
         model.check_replicas(is_gathered=is_gathered)
     hooks = hooks_on(model)
     # Of the model as it is on one process
@@ -150,10 +153,12 @@ def parallelize(
                 recompute(block, selective=checkpointing == "selective")
         if swap is not None:
             swap.attach([*part.blocks.values()])
-        if dtype == "bfloat16" and mesh.size() == 1 and not offload:
+        alone = mesh.size() == (mesh["dp_replicate"].size() if compresses else 1)
+        if dtype == "bfloat16" and alone and not offload:
             Half(part)
-        elif dtype != "float32" or offload or not left_whole(part, mesh):
-            _shard(part, mesh, dtype=dtype, offload=offload, by_block=tile is None)
+        elif dtype != "float32" or offload or not left_whole(part, mesh, compresses):
+            data_parallel = mesh["dp_shard"] if compresses else _data_parallel(mesh)
+            _shard(part, mesh, data_parallel, dtype=dtype, offload=offload, by_block=tile is None)
         if part.recording is not None:
             materialize(part, mesh.device_type, offload=offload)
             part.recording = None
@@ -171,13 +176,16 @@ def split_layers(
     replicate_rest(part, mesh["tp"])
 
 
-def left_whole(part: nn.Module, mesh: DeviceMesh) -> bool:
+def left_whole(part: nn.Module, mesh: DeviceMesh, compresses: bool = False) -> bool:
     """Say whether a part that is neither offloaded nor computed in bfloat16 is left as it is.
 
     So are parts that no other rank has a replica or a shard of, and small replicas on the CPU:
     there a message for each block costs more than is won by sending it during the backward pass. A
-    GPU computes meanwhile, and large parts are long on their way.
+    GPU computes meanwhile, and large parts are long on their way. And so are replicas of one rank
+    whose gradients are compressed.
     """
+    if compresses:
+        return mesh.size() == mesh["dp_replicate"].size()
     if mesh.size() == mesh["pp"].size() * mesh["tp"].size():
         return True
     replicated = mesh.size() == mesh["pp"].size() * mesh["dp_replicate"].size()
@@ -254,11 +262,11 @@ def average_buffers(model: nn.Module, mesh: DeviceMesh | None = None) -> None:
 
 
 def _shard(
-    part: StagedModel, mesh: DeviceMesh, *, dtype: Dtype, offload: bool, by_block: bool
-) -> None:
+    part: StagedModel, mesh: DeviceMesh, data_parallel: DeviceMesh, *, dtype: Dtype, offload: bool,
+    by_block: bool,
+) -> None:  # fmt: skip
     # Not DistributedDataParallel: it orders its buckets anew after the first step, so that a
     # resumed run would add gradients in another order than an uninterrupted one.
-    data_parallel = _data_parallel(mesh)
     kind = type(getattr(part, "wrapped", part)).__name__
     for name, parameter in part.named_parameters():
         if not (parameter.dim() and parameter.numel()):

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from dataio.rows.samples import Batch
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.average import add_partial_gradients, average_gradients, check_alike
+from tonari.trainer.mesh.compress import Compression
 from tonari.trainer.mesh.contracts import check_losses, check_outcome
 from tonari.trainer.mesh.place import FOLDED, LOOPED, Place, Schedule, num_stages, stages_of
 from tonari.trainer.mesh.randomness import Randomness
@@ -116,6 +117,9 @@ def check_microbatches(
         )
 
 
+MOST_BATCHES = 1 << 20
+"""Of one step; numbers of batches of steps are that far apart."""
+
 MOST_WITHOUT_GRADIENT = 8
 """Passes in a row, from the first on, that may leave out all weights by a draw."""
 
@@ -137,8 +141,10 @@ class Pipeline:
         seed: Of what the model draws, such as dropout.
         sequence_parallel: Whether tp peers hold different activations between layers.
         is_own: Whether the model is the user's: forward passes may leave out weights, and draw.
+        compression: Averages gradients over dp_replicate; None: that is done without it.
 
     Attributes:
+        compression: As given.
         parts: As given.
         place: As given.
         mesh: As given.
@@ -162,7 +168,9 @@ class Pipeline:
         seed: int = 0,
         sequence_parallel: bool = False,
         is_own: bool = True,
+        compression: Compression | None = None,
     ) -> None:
+        self.compression, self._number = compression, 0
         pp = place.sizes[0]
         check_microbatches(
             batch_size=batch_size, microbatches=microbatches, pp=pp, schedule=schedule,
@@ -178,6 +186,8 @@ class Pipeline:
         # Each rank of cp has a part of a row's loss, or with tiles all of it.
         self._loss_parts = 1 if place.tiles else self._cp_size
         self._sharing = sharing_groups(mesh)
+        # Compression averages over the first of them.
+        self._plain_sharing = self._sharing if compression is None else self._sharing[1:]
         plain = [part for part in parts if not isinstance(part, FSDPModule)]
         self._split = plain * (mesh["tp"].size() > 1)
         # What a plan of tp leaves to chance shows in the first gradients.
@@ -253,7 +263,7 @@ class Pipeline:
         self._share = share * self._loss_parts / self._batch_size
         if self.place.has_target:
             self._weight = batch["weight"]
-        self._judges = outcome
+        self._judges, self._number = outcome, number
         with self._randomness.drawing(number) if self._draws else contextlib.nullcontext():
             return self._pass(batch, backward=True, sync=sync)
 
@@ -271,6 +281,11 @@ class Pipeline:
         """List the parameters of all parts."""
         for part in self.parts:
             yield from part.parameters()
+
+    @property
+    def of_rank(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of this rank alone."""
+        return {} if self.compression is None else self.compression.state
 
     @property
     def task(self) -> Judge:
@@ -314,11 +329,13 @@ class Pipeline:
                 self._is_checked = True
                 for part in self.parts:
                     check_alike(part.named_parameters(), self.mesh["tp"])
-            for part, group in itertools.product(self.parts, self._sharing):
+            for part, group in itertools.product(self.parts, self._plain_sharing):
                 whole = [each for each in part.parameters() if not isinstance(each, DTensor)]
                 average_gradients(whole, group)
             for each in self._unequal:
                 each.settle()
+            if self.compression is not None:
+                self.compression.average(self._number // MOST_BATCHES)
             self._ties.add_gradients()
         return self._collect() if self.place.has_target else None
 

@@ -24,6 +24,7 @@ from tonari.trainer.config.kinds import check_args
 from tonari.trainer.config.model import GIVEN, MODELS
 from tonari.trainer.deliver.deliver import ReplicaLoader
 from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.compress import Compression
 from tonari.trainer.mesh.mesh import axis_sizes, check_context, make_mesh, num_microbatches
 from tonari.trainer.mesh.parallelize import Tile, parallelize
 from tonari.trainer.mesh.pipeline import Pipeline, check_microbatches
@@ -388,7 +389,12 @@ def spread(
         offload=settings.offload,
         swap=swap,
         tile=tile,
+        compresses=_compresses(config, mesh),
     )  # fmt: skip
+
+
+def _compresses(config: Config, mesh: DeviceMesh) -> bool:
+    return config.optimizer.compress_gradients != "none" and mesh["dp_replicate"].size() > 1
 
 
 def make_pipeline(
@@ -396,11 +402,18 @@ def make_pipeline(
     mesh: DeviceMesh, task: Task, device: torch.device,
 ) -> Pipeline:  # fmt: skip
     """Make what trains a rank's stages. Collective."""
-    settings = config.mesh
+    settings, optimizer = config.mesh, config.optimizer
+    compression = None
+    if _compresses(config, mesh):
+        compression = Compression(
+            parts, mesh, kind=optimizer.compress_gradients, rank=optimizer.compress_rank,
+            warmup_steps=optimizer.compress_warmup_steps, seed=config.run.seed,
+        )  # fmt: skip
     return Pipeline(
         parts, place, mesh, task, schedule=settings.schedule, microbatches=layout.microbatches,
         batch_size=config.data.batch_size, device=device, seed=config.run.seed,
         sequence_parallel=settings.sequence_parallel, is_own=config.model.is_own,
+        compression=compression,
     )  # fmt: skip
 
 

@@ -324,8 +324,9 @@ class Run:
             warn_of_padding(config, self._pipeline, loader)
         directory = Path(run.directory)
         checkpoints = Checkpoints(
-            directory / "checkpoints", keep=run.keep_checkpoints, background=run.checkpoint_async
-        )
+            directory / "checkpoints", keep=run.keep_checkpoints, background=run.checkpoint_async,
+            of_rank=self._pipeline.of_rank,
+        )  # fmt: skip
         self._checkpoints = opened.enter_context(checkpoints)
         if run.live:
             checkpoints.open_group()
@@ -346,7 +347,7 @@ class Run:
         """Go on where a checkpoint was written."""
         self.progress = restore(
             path, self._pipeline.parts, self._optimizer, self._loader, average=self._average,
-            trusted=self._config.run.trust_checkpoints,
+            trusted=self._config.run.trust_checkpoints, of_rank=self._pipeline.of_rank,
         )  # fmt: skip
 
     def keep(self) -> None:

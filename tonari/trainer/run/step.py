@@ -12,11 +12,8 @@ from torch import Tensor
 
 from dataio.rows.samples import Batch
 from tonari.trainer.mesh.clip import clip_gradients
-from tonari.trainer.mesh.pipeline import Pipeline
+from tonari.trainer.mesh.pipeline import MOST_BATCHES, Pipeline
 from tonari.trainer.models.unchanged import state_kept
-
-MOST_BATCHES = 1 << 20
-"""Of one step; numbers of steps are that far apart."""
 
 
 class TakesReports(Protocol):

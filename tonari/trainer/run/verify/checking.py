@@ -183,7 +183,7 @@ def verified_config(config: Config, directory: Path, *, steps: int = STEPS) -> C
         importance=ImportanceConfig(),
         optimizer=replace(
             config.optimizer, schedule="steps", milestones=(), schedule_by="epoch",
-            min_lr=0.0, warmup_epochs=0, warmup_steps=0, warmup_tokens=0,
+            min_lr=0.0, warmup_epochs=0, warmup_steps=0, warmup_tokens=0, compress_gradients="none",
         ),
         mesh=replace(config.mesh, swap_blocks=0),
         run=replace(

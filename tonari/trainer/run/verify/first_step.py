@@ -94,6 +94,8 @@ class FirstStep(Observer):
         reason = ""
         if run.job.world.rank == 0:
             reason = "done" if self._key in _verified(run.config) else _no_room(run, num_bytes)
+            if run.config.optimizer.compress_gradients == "powersgd":
+                reason = "PowerSGD changes gradients"
         reason = from_rank_0(reason, self._group)
         if not reason:
             self._run = run
@@ -174,10 +176,12 @@ def _compare(run: Begun, ranks: Sequence[_ComparedStep], norm: float, number: in
     pairs = {"loss": (float(torch.cat(found).mean()), float(torch.cat(wanted).mean()))}
     if math.isfinite(expected):
         pairs["gradient norm"] = (norm, expected)
+    rounds = run.config.optimizer.compress_gradients == "bfloat16"
+    precision = "bfloat16" if rounds else run.config.mesh.dtype
     off = [
         f"its {name} is {here:.8g}, in one process {there:.8g}"
         for (name, (here, there)), most in zip(
-            pairs.items(), TOLERANCES[run.config.mesh.dtype], strict=False
+            pairs.items(), TOLERANCES[precision], strict=False
         )
         if abs(here - there) > most * max(abs(there), 1e-12)
     ]  # fmt: skip

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from tonari.trainer.checkpoint.weights import WeightFiles
 from tonari.trainer.config.config import Config
 from tonari.trainer.mesh.materialize import materialize
+from tonari.trainer.mesh.pipeline import MOST_BATCHES
 from tonari.trainer.mesh.randomness import Randomness
 from tonari.trainer.models import Adapted, StagedModel, deferred, seeded
 from tonari.trainer.models.given import Inputs, call, extra_losses, pick_logits
@@ -31,7 +32,7 @@ from tonari.trainer.private.trees import tree_leaves, tree_map
 from tonari.trainer.run.build import make_model, make_task
 from tonari.trainer.run.optimizers import build_optimizer
 from tonari.trainer.run.own import Own
-from tonari.trainer.run.step import MOST_BATCHES, EvaluationMeans
+from tonari.trainer.run.step import EvaluationMeans
 from tonari.trainer.run.tasks import CountsTargets
 from tonari.trainer.run.verify.recording import Columns
 
