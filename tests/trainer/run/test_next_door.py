@@ -78,6 +78,8 @@ def train(
     module, optimizer, average = made
     for steps, whole in enumerate(grads, done + 1):
         norm = nn.utils.get_total_norm(whole)
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5  # as schedules do
         for weight, grad in zip(module, whole, strict=True):
             if weight.requires_grad:
                 weight.grad = cut(grad, world.rank, world.world_size)
@@ -152,6 +154,8 @@ def test_what_is_left_of_pieces_and_copies_takes_the_steps_of_one_process(config
                 return []
             live.begin(job)
             made = make([torch.zeros_like(cut(e, world.rank, len(after))) for e in weights])
+            for group, rate in zip(made[1].param_groups, (1e-3, 0.3), strict=True):
+                group["lr"] = rate / 4  # `Live` brings them
             copies = make_copies(world, after, made)
             copies.begin(live._had, live._providers)
             train(world, made, copies, grads[2:], done=2)
@@ -191,6 +195,8 @@ def test_ranks_leave_if_the_others_have_all_pieces(config):
         )  # fmt: skip
         live._job = job
         live._had = PieceCopies(job, [], torch.optim.SGD([torch.zeros(1)]), None)
+        # Copies that no step counts on yet are of no use.
+        live._has = cast(PieceCopies, SimpleNamespace(can_spare=lambda left: True))
         assert live.leave_job([each == "1" for each in asked]) == goes_on, asked
         assert len(left) == goes_on
 
