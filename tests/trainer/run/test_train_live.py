@@ -118,9 +118,12 @@ FSDP: Mesh = (
     3, ("mesh.dp_shard=3", "optimizer.clip=0.5"),
     {number: [*given, f"mesh.dp_shard={number}"] for number, given in DP[2].items()},
 )  # fmt: skip
+PAIR: Mesh = (
+    2, ("mesh.dp_shard=2", "optimizer.clip=0.5"), {1: ["mesh.dp_shard=1", "optimizer.accumulate=2"]}
+)  # fmt: skip
 TP: Mesh = (4, (*VIT, "mesh.tp=2"), PAIRS)
 LARGE: Mesh = (3, (*VIT, "model.width=64"), DP[2])
-MESHES = {"dp": DP, "hsdp": HSDP, "fsdp": FSDP, "pp": PP, "tp": TP, "large dp": LARGE}
+MESHES = {"dp": DP, "hsdp": HSDP, "fsdp": FSDP, "pair": PAIR, "pp": PP, "tp": TP, "large dp": LARGE}
 """Ranks, what else is set, and what a restart on so many ranks sets for as many rows a step."""
 
 
@@ -177,6 +180,7 @@ def check(
         ("fsdp", {"2": ["ask", "forward", 3]}, 2, 3),
         ("fsdp", {"0": ["call", "forward", 5]}, 4, 4),
         pytest.param("fsdp", {"2": ["kill", "norm", 3]}, 2, 2, marks=pytest.mark.nightly),
+        pytest.param("pair", {"1": ["kill", "forward", 5]}, 1, 4, marks=pytest.mark.nightly),
         # A replica comes, of which each rank takes its part.
         ("hsdp", {"0": ["call", "forward", 5]}, 6, 4),
         pytest.param("dp", {"0": ["call", "count", 5]}, 4, 5, marks=pytest.mark.nightly),
@@ -195,7 +199,10 @@ def test_replicas_that_are_left_train_on_as_a_run_restarted_there_would(
 
 @pytest.mark.multirank
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("place", ["keep", "deal", "share"])
+@pytest.mark.parametrize(
+    "place",
+    ["deal", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("keep", "share"))],
+)
 def test_one_replica_loses_another_rank_before_a_step_on_those_that_were_left(tmp_path, place):
     # Rank 3 has the copy of no piece that is lost, and comes there for the first time since.
     time = {"keep": 2, "deal": 2, "share": 3}[place]
@@ -221,7 +228,7 @@ def test_one_replica_ends_if_a_piece_and_its_copy_are_lost(tmp_path):
 @pytest.mark.multirank
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", [each for each in MESHES if each != "pair"])
 @pytest.mark.parametrize(
     ("place", "time", "steps"),
     [
