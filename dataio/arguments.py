@@ -202,6 +202,7 @@ def agreed(
         "seed": arguments.seed,
         "fields": repr(dict(fields)),
         "shuffle": repr(arguments.shuffle_or_local),
+        "shuffle.compress": getattr(arguments.shuffle_or_local, "compress", "none"),
         "importance": repr(arguments.importance),
         "exclude": f"{exclusion.num_excluded} samples ({exclusion.name})",
     }

@@ -84,7 +84,8 @@ class Nodes:
     def step(self, features: Tensor, labels: Tensor, *, average: bool) -> None:
         """Take a step on float32[nodes, batch, features]; by the mean gradient, if ``average``."""
         logits = forward(self.own, features)
-        (F.cross_entropy(logits.flatten(0, 1), labels.flatten()) * NODES).backward()
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten()) * NODES
+        loss.backward()  # type: ignore[no-untyped-call]
         for each in self.own if average else ():
             assert each.grad is not None
             each.grad.copy_(each.grad.mean(0).expand_as(each.grad))
