@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--parquet", type=Path, required=True)
     parser.add_argument("--every", type=int, nargs="*", default=[1, 8, 32, 128])
     parser.add_argument("--exchanges", type=float, nargs="*", default=[0.0, 0.05, 0.25, 1.0])
-    parser.add_argument("--lrs", type=float, nargs="*", default=[3e-4, 1e-3, 3e-3])
+    parser.add_argument("--lrs", type=float, nargs="*", default=[1e-4, 3e-4, 1e-3, 3e-3, 1e-2])
     for name, value in (("epochs", 16), ("seeds", 5), ("seeds_within", 2)):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     args = parser.parse_args()

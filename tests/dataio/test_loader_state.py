@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import dataio.state.snapshot
+import shuffle
 from dataio import StateError, WorldError
 from dataio.store.cache import Cache
 from dataio.store.commit_log import CommitLog
@@ -71,6 +72,12 @@ def test_ranks_made_differently_are_told_which(tmp_path):
 
     with pytest.raises(WorldError, match="rank 1 was made with seed 1, rank 0 with 0"):
         run_threads(thread_worlds([1, 1]), run)
+
+    def run_compressed(world):
+        make(world, tmp_path, shuffle=shuffle.Partial(0.1, compress=("none", "zstd")[world.rank]))
+
+    with pytest.raises(WorldError, match="made with shuffle.compress zstd, rank 0 with none"):
+        run_threads(thread_worlds([1, 1]), run_compressed)
 
 
 def test_another_checkpoint_is_refused(tmp_path):
