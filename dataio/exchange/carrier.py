@@ -38,6 +38,8 @@ BLOCK_BYTES = 16 << 20
 SEGMENT_BYTES = 1 << 20
 """What goes in one message. Over TCP a longer one holds up what the other direction asks for: two
 nodes that sent one another 4 MiB and more had one speed or half of it, by chance."""
+LEAST_BYTES = 64 << 10
+"""Of a parcel that may be compressed."""
 SEGMENTS_OUT, SEGMENTS_IN = 4, 8
 """Segments under way, of the parcel that leaves and of each that comes."""
 LONGEST_GAP_S = 1.0
@@ -78,7 +80,7 @@ class Carrier:
         fetch: Reads samples from the source; None if nothing can.
         buffers: Memory for parcels.
         at_hand: What need not be sent.
-        compressor: Of parcels of a segment at least, on all ranks alike; None: they go as they are.
+        compressor: Of parcels of ``LEAST_BYTES``, on all ranks alike; None: they go as they are.
 
     Attributes:
         due_step: Parcels of this step and those before it are posted. Any thread may write it.
@@ -189,7 +191,7 @@ class Carrier:
             self._store.read_into(parcel.slots[part], block)
             yield True
         segments = _segments(buffer)
-        compressor = self._compressor if len(buffer) >= SEGMENT_BYTES else None
+        compressor = self._compressor if len(buffer) >= LEAST_BYTES else None
         if compressor is not None:
             segments = yield from compressor.pack(segments)
             lengths = np.array([len(segment) for segment in segments])
@@ -237,7 +239,7 @@ class Carrier:
                 "or restart from the last checkpoint"
             ) from error
         segments = whole = _segments(buffer)
-        compressor = self._compressor if num_bytes >= SEGMENT_BYTES else None
+        compressor = self._compressor if num_bytes >= LEAST_BYTES else None
         if compressor is not None:
             ahead = np.empty(8 * len(whole), np.uint8)
             yield from _until([self._post_receive(ahead, parcel)])

@@ -14,6 +14,8 @@ from dataio.rows.parcel import ParcelBuffers
 Compress = Literal["none", "auto", "zstd"]
 
 CODEC, LEVEL = "zstd", 1
+RATE_BYTES = 8 << 20
+"""Over so many sent bytes a link's rate is found: what buffers hold, passes at once."""
 MOST_LEFT = 0.9
 """Of a segment's bytes: one of which more is left goes as it is, such as one of JPEG rows."""
 
@@ -100,8 +102,11 @@ class Compressor:
 
     def note_sent(self, num_bytes: int, seconds: float) -> None:
         """Take in how long a parcel took to leave."""
-        if seconds > 0:
-            self._buffers.sent_bytes_per_s.append(num_bytes / seconds)
+        sent_bytes, sending_s = self._buffers.sending
+        self._buffers.sending = sent_bytes, sending_s = sent_bytes + num_bytes, sending_s + seconds
+        if sent_bytes >= RATE_BYTES and sending_s > 0:
+            self._buffers.sent_bytes_per_s.append(sent_bytes / sending_s)
+            self._buffers.sending = 0, 0.0
 
 
 def check_codec(how: Compress) -> None:

@@ -21,6 +21,8 @@ SEGMENT = 512
 @pytest.fixture(autouse=True)
 def _small_segments(monkeypatch):
     monkeypatch.setattr(carrier, "SEGMENT_BYTES", SEGMENT)
+    monkeypatch.setattr(carrier, "LEAST_BYTES", SEGMENT)
+    monkeypatch.setattr(compress, "RATE_BYTES", 1)
 
 
 def swap(world, *, how, damage=None, **given):
