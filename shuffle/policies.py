@@ -33,21 +33,12 @@ class Partial:
             of JPEG and other compressed bytes go as they are. The same on all ranks; no row
             depends on it.
 
-    Raises:
-        ValueError: If pyarrow has no zstd.
-
     Source: partial local shuffling, Nguyen et al., IPDPS 2022.
     """
 
     exchange: Fraction = 0.1
     # Not in the name by which checkpoints know a policy: it changes no row.
     compress: Literal["none", "auto", "zstd"] = field(default="none", repr=False)
-
-    def __post_init__(self) -> None:
-        if self.compress != "none":
-            from dataio.exchange.compress import check_codec
-
-            check_codec(self.compress)
 
     holds_all: ClassVar[bool] = False
 

@@ -117,6 +117,6 @@ def check_codec(how: Compress) -> None:
     """
     if how != "none" and not pa.Codec.is_available(CODEC):
         raise ValueError(
-            f'compress is "{how}", but pyarrow {pa.__version__} here was built without {CODEC}, '
+            f'shuffle: compress is "{how}", but pyarrow {pa.__version__} here was built without {CODEC}, '
             "which all ranks need; install a pyarrow from pip or conda-forge, or leave compress out"
         )

@@ -9,9 +9,10 @@ from dataio.base.errors import ExchangeError
 from dataio.exchange import carrier, compress
 from dataio.exchange.transfer import Transfer
 from dataio.rows.parcel import Parcel, ParcelBuffers
-from dataio.world import run_threads, thread_worlds
+from dataio.world import run_threads, single_world, thread_worlds
 from shuffle import Partial
 from tests.dataio.exchange.rings import DRIVERS, ROWS, row_bytes
+from tests.dataio.loaders import make
 from tests.memory_source import MemorySource
 from tests.row_store import MemoryStore
 
@@ -97,12 +98,13 @@ def test_a_damaged_message_is_an_error_that_says_what_to_do(damage, words):
         run_threads(thread_worlds([1, 1]), lambda w: swap(w, how="zstd", damage=damage))
 
 
-def test_a_pyarrow_without_the_codec_is_refused_before_anything_is_staged(monkeypatch):
+def test_a_pyarrow_without_the_codec_is_refused_before_anything_is_staged(monkeypatch, tmp_path):
     lacks = SimpleNamespace(is_available=lambda name: False)
     monkeypatch.setattr(compress, "pa", SimpleNamespace(Codec=lacks, __version__="26"))
-    assert Partial(0.1).compress == "none"
-    with pytest.raises(ValueError, match=r"but pyarrow 26 .*zstd.*; install"):
-        Partial(0.1, compress="auto")
+    monkeypatch.setattr(MemorySource, "read", None)
+    with pytest.raises(ValueError, match=r'compress is "auto", but pyarrow 26 .*zstd.*; install'):
+        make(single_world(), tmp_path, compress="auto")
+    assert not list(tmp_path.rglob("*.npy"))
 
 
 def test_checkpoints_know_a_policy_without_how_its_parcels_go():
