@@ -47,7 +47,7 @@ BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.01
 
 
 @dataclass(frozen=True)
-class Pictures:
+class Labelled:
     """Labelled pictures: float32[n, features], int64[n], and the mean bytes of a stored one."""
 
     features: Tensor
@@ -55,7 +55,7 @@ class Pictures:
     mean_bytes: float
 
 
-def read(path: Path, number: int) -> Pictures:
+def read(path: Path, number: int) -> Labelled:
     """Take as many rows of each class, sorted by class, and shrink them."""
     table = pq.read_table(path)
     labels = table["cls"].to_numpy()
@@ -64,7 +64,7 @@ def read(path: Path, number: int) -> Pictures:
     files = [table["jpg"][int(row)].as_py() for row in picked]
     small = [Image.open(io.BytesIO(each)).resize((SIDE, SIDE)) for each in files]
     features = torch.tensor(np.stack(list(map(np.asarray, small)))).float().flatten(1) / 128 - 1
-    return Pictures(
+    return Labelled(
         features, torch.from_numpy(labels[picked]).long(), statistics.mean(map(len, files))
     )
 
@@ -123,8 +123,8 @@ def batches(layout: Layout, seed: int, epoch: int, exchange: float) -> NDArray[n
 
 
 def train(
-    rows: Pictures,
-    test: Pictures,
+    rows: Labelled,
+    test: Labelled,
     *,
     seed: int,
     every: int,
@@ -165,7 +165,7 @@ def sum_up(found: list[dict[str, float]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measure(rows: Pictures, test: Pictures, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measure(rows: Labelled, test: Labelled, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Train every cell, then what its bytes would buy without an exchange."""
 
     def run(seed: int, every: int, exchange: float, lr: float) -> dict[str, float]:

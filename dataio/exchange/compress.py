@@ -109,7 +109,7 @@ class Compressor:
             self._buffers.sending = 0, 0.0
 
 
-def check_codec(how: Compress) -> None:
+def check_codec(how: str) -> None:
     """Refuse to compress without the codec.
 
     Raises:
@@ -117,6 +117,7 @@ def check_codec(how: Compress) -> None:
     """
     if how != "none" and not pa.Codec.is_available(CODEC):
         raise ValueError(
-            f'shuffle: compress is "{how}", but pyarrow {pa.__version__} here was built without {CODEC}, '
-            "which all ranks need; install a pyarrow from pip or conda-forge, or leave compress out"
+            f'shuffle: compress is "{how}", but pyarrow {pa.__version__} here was built without '
+            f"{CODEC}, which all ranks need; install a pyarrow from pip or conda-forge, or leave "
+            "compress out"
         )

@@ -9,7 +9,7 @@ from dataio.base.errors import ExchangeError
 from dataio.exchange import carrier, compress
 from dataio.exchange.transfer import Transfer
 from dataio.rows.parcel import Parcel, ParcelBuffers
-from dataio.world import run_threads, single_world, thread_worlds
+from dataio.world import run_threads, thread_worlds
 from shuffle import Partial
 from tests.dataio.exchange.rings import DRIVERS, ROWS, row_bytes
 from tests.dataio.loaders import make
@@ -103,7 +103,7 @@ def test_a_pyarrow_without_the_codec_is_refused_before_anything_is_staged(monkey
     monkeypatch.setattr(compress, "pa", SimpleNamespace(Codec=lacks, __version__="26"))
     monkeypatch.setattr(MemorySource, "read", None)
     with pytest.raises(ValueError, match=r'compress is "auto", but pyarrow 26 .*zstd.*; install'):
-        make(single_world(), tmp_path, compress="auto")
+        run_threads(thread_worlds([1, 1]), lambda w: make(w, tmp_path, compress="auto"))
     assert not list(tmp_path.rglob("*.npy"))
 
 
