@@ -191,7 +191,16 @@ def check_batch_size(batch_size: int, layout: Layout) -> None:
 def agreed(
     arguments: Arguments, source: Source, fields: Mapping[str, Field], exclusion: Exclusion
 ) -> dict[str, object]:
-    """Describe what must be the same on all ranks, for `check_agreement`."""
+    """Describe what must be the same on all ranks, for `check_agreement`.
+
+    Raises:
+        ValueError: If rows are to be compressed by what is not installed.
+    """
+    compress = getattr(arguments.shuffle_or_local, "compress", "none")
+    if compress != "none":
+        from dataio.exchange.compress import check_codec
+
+        check_codec(compress)
     return {
         "quota": arguments.cache.quota_bytes,
         "copies": arguments.cache.copies,
@@ -202,6 +211,7 @@ def agreed(
         "seed": arguments.seed,
         "fields": repr(dict(fields)),
         "shuffle": repr(arguments.shuffle_or_local),
+        "shuffle.compress": compress,
         "importance": repr(arguments.importance),
         "exclude": f"{exclusion.num_excluded} samples ({exclusion.name})",
     }

@@ -14,10 +14,11 @@ UNITS = {"_per_s": "_per_second", "_s": "_seconds", "_fraction": "_ratio"}
 """Our suffixes, in Prometheus's words; those of bytes are the same."""
 
 COUNTERS = frozenset(
-    """batches rows epoch_end_s exchanged_rows exchanged_bytes exchange_messages exchange_blocked_s
-    exchange_cpu_s disk_bytes peer_bytes page_cache_bytes disk_bytes_written staging_s
-    staging_bytes staged_rows pulled_rows source_bytes streamed_rows streamed_bytes streamed_s
-    window_wait_s skipped_rows lost_reports""".split()
+    """batches rows epoch_end_s exchanged_rows exchanged_bytes exchanged_raw_bytes
+    exchange_messages exchange_blocked_s exchange_cpu_s disk_bytes peer_bytes
+    page_cache_bytes disk_bytes_written staging_s staging_bytes staged_rows pulled_rows
+    source_bytes streamed_rows streamed_bytes streamed_s window_wait_s skipped_rows
+    lost_reports""".split()
 )
 """Of `dataio.stats`, what only grows while a loader lives."""
 

@@ -110,7 +110,7 @@ def steps(lab: Lab, settings: Path, args: argparse.Namespace) -> Iterator[dict[s
         for turn in range(args.turns):
             for way, given in WAYS.items():
                 before, name = lab.sent_bytes("node0"), f"{rate} {way} {turn}"
-                given = [
+                settled = [
                     *LARGE,
                     *given,
                     f"run.max_steps={args.steps}",
@@ -118,7 +118,7 @@ def steps(lab: Lab, settings: Path, args: argparse.Namespace) -> Iterator[dict[s
                     "optimizer.compress_warmup_steps=0",
                     "run.evaluate_epochs=99",
                 ]
-                lines = run(lab, settings, {name: given})[name]
+                lines = run(lab, settings, {name: settled})[name]
                 sent[way] = (lab.sent_bytes("node0") - before) // args.steps
                 taken[way] += [
                     BATCH * NODES / line["samples_per_s"]

@@ -47,7 +47,7 @@ BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.01
 
 
 @dataclass(frozen=True)
-class Rows:
+class Labelled:
     """Labelled pictures: float32[n, features], int64[n], and the mean bytes of a stored one."""
 
     features: Tensor
@@ -55,7 +55,7 @@ class Rows:
     mean_bytes: float
 
 
-def read(path: Path, number: int) -> Rows:
+def read(path: Path, number: int) -> Labelled:
     """Take as many rows of each class, sorted by class, and shrink them."""
     table = pq.read_table(path)
     labels = table["cls"].to_numpy()
@@ -64,10 +64,12 @@ def read(path: Path, number: int) -> Rows:
     files = [table["jpg"][int(row)].as_py() for row in picked]
     small = [Image.open(io.BytesIO(each)).resize((SIDE, SIDE)) for each in files]
     features = torch.tensor(np.stack(list(map(np.asarray, small)))).float().flatten(1) / 128 - 1
-    return Rows(features, torch.from_numpy(labels[picked]).long(), statistics.mean(map(len, files)))
+    return Labelled(
+        features, torch.from_numpy(labels[picked]).long(), statistics.mean(map(len, files))
+    )
 
 
-class Nodes:
+class LocalModels:
     """The same two-layer network on each node, and an AdamW of each."""
 
     def __init__(self, seed: int, *, lr: float) -> None:
@@ -84,7 +86,8 @@ class Nodes:
     def step(self, features: Tensor, labels: Tensor, *, average: bool) -> None:
         """Take a step on float32[nodes, batch, features]; by the mean gradient, if ``average``."""
         logits = forward(self.own, features)
-        (F.cross_entropy(logits.flatten(0, 1), labels.flatten()) * NODES).backward()
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten()) * NODES
+        loss.backward()  # type: ignore[no-untyped-call]
         for each in self.own if average else ():
             assert each.grad is not None
             each.grad.copy_(each.grad.mean(0).expand_as(each.grad))
@@ -120,10 +123,17 @@ def batches(layout: Layout, seed: int, epoch: int, exchange: float) -> NDArray[n
 
 
 def train(
-    rows: Rows, test: Rows, *, seed: int, every: int, exchange: float, epochs: int, lr: float
+    rows: Labelled,
+    test: Labelled,
+    *,
+    seed: int,
+    every: int,
+    exchange: float,
+    epochs: int,
+    lr: float,
 ) -> dict[str, float]:
     """Train a run; its accuracy at the end, and the bytes that a node has sent."""
-    layout, nodes = Layout((1,) * NODES, len(rows.labels)), Nodes(seed, lr=lr)
+    layout, nodes = Layout((1,) * NODES, len(rows.labels)), LocalModels(seed, lr=lr)
     taken = rounds = 0
     for epoch in range(epochs):
         for samples in torch.from_numpy(batches(layout, seed, epoch, exchange)):
@@ -155,7 +165,7 @@ def sum_up(found: list[dict[str, float]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measure(rows: Rows, test: Rows, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measure(rows: Labelled, test: Labelled, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Train every cell, then what its bytes would buy without an exchange."""
 
     def run(seed: int, every: int, exchange: float, lr: float) -> dict[str, float]:
@@ -193,7 +203,7 @@ def main() -> None:
     parser.add_argument("--parquet", type=Path, required=True)
     parser.add_argument("--every", type=int, nargs="*", default=[1, 8, 32, 128])
     parser.add_argument("--exchanges", type=float, nargs="*", default=[0.0, 0.05, 0.25, 1.0])
-    parser.add_argument("--lrs", type=float, nargs="*", default=[3e-4, 1e-3, 3e-3])
+    parser.add_argument("--lrs", type=float, nargs="*", default=[1e-4, 3e-4, 1e-3, 3e-3, 1e-2])
     for name, value in (("epochs", 16), ("seeds", 5), ("seeds_within", 2)):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     args = parser.parse_args()

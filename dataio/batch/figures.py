@@ -153,6 +153,7 @@ class Figures:
     epoch_end_s: float = 0.0
     exchanged_rows: int = 0
     exchanged_bytes: int = 0
+    exchanged_raw_bytes: int = 0
     exchange_messages: int = 0
     exchange_blocked_s: float = 0.0
     exchange_cpu_s: float = 0.0
@@ -224,6 +225,7 @@ class Figures:
         """Add what an epoch's exchange did."""
         self.exchanged_rows += int(exchange["rows"])
         self.exchanged_bytes += int(exchange["sent_bytes"])
+        self.exchanged_raw_bytes += int(exchange.get("raw_bytes", exchange["sent_bytes"]))
         self.exchange_messages += int(exchange["messages"])
         self.exchange_blocked_s += exchange["blocked_s"]
         self.exchange_cpu_s += exchange.get("cpu_s", 0.0)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,9 @@ from dataio.rows.parcel import (
 from dataio.rows.rows import Fetch, Rows, corrupt_rows, replace_rows, row_blocks
 from dataio.world import Request, World
 
+if TYPE_CHECKING:
+    from dataio.exchange.compress import Compressor
+
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 4
@@ -34,6 +38,8 @@ BLOCK_BYTES = 16 << 20
 SEGMENT_BYTES = 1 << 20
 """What goes in one message. Over TCP a longer one holds up what the other direction asks for: two
 nodes that sent one another 4 MiB and more had one speed or half of it, by chance."""
+LEAST_BYTES = 64 << 10
+"""Of a parcel that may be compressed."""
 SEGMENTS_OUT, SEGMENTS_IN = 4, 8
 """Segments under way, of the parcel that leaves and of each that comes."""
 LONGEST_GAP_S = 1.0
@@ -74,10 +80,12 @@ class Carrier:
         fetch: Reads samples from the source; None if nothing can.
         buffers: Memory for parcels.
         at_hand: What need not be sent.
+        compressor: Of parcels of ``LEAST_BYTES``, on all ranks alike; None: they go as they are.
 
     Attributes:
         due_step: Parcels of this step and those before it are posted. Any thread may write it.
         sent_bytes: Posted so far.
+        saved_bytes: That compression has left out of them.
         messages: Posted so far.
         received_rows: Written so far.
         received_bytes: Written so far.
@@ -94,11 +102,13 @@ class Carrier:
         fetch: Fetch | None,
         buffers: ParcelBuffers,
         at_hand: AtHand,
+        compressor: "Compressor | None" = None,
     ) -> None:
         self.due_step = -1
+        self.saved_bytes = 0
         self.sent_bytes = self.messages = self.received_rows = self.received_bytes = 0
         self._world, self._store, self._fetch = world, store, fetch
-        self._buffers, self._at_hand = buffers, at_hand
+        self._buffers, self._at_hand, self._compressor = buffers, at_hand, compressor
         self._to_send, self._to_receive = deque(sends), deque(receives)
         self._leaving: Parcel | None = None
         self._outgoing: list[tuple[Parcel, Way]] = []
@@ -180,6 +190,13 @@ class Carrier:
             # Not checked here: the receiver does, and fetches what was damaged on either side.
             self._store.read_into(parcel.slots[part], block)
             yield True
+        segments = _segments(buffer)
+        compressor = self._compressor if len(buffer) >= LEAST_BYTES else None
+        if compressor is not None:
+            segments = yield from compressor.pack(segments)
+            lengths = np.array([len(segment) for segment in segments])
+            self.saved_bytes += len(buffer) - int(lengths.sum())
+            requests.append(self._post_send(pack_lengths(lengths), parcel))
         # One after the other, in the order in which their receivers wait for them.
         while self._leaving is not None:
             if self._leaving.peer != parcel.peer:
@@ -187,8 +204,11 @@ class Carrier:
                 self._heard_s[parcel.peer] = self._now_s
             yield False
         self._leaving = parcel
-        yield from _in_turn(buffer, lambda part: self._post_send(part, parcel), SEGMENTS_OUT)
+        began = time.monotonic()
+        yield from _in_turn(segments, lambda part: self._post_send(part, parcel), SEGMENTS_OUT)
         self._leaving = None
+        if compressor is not None:
+            compressor.note_sent(sum(map(len, segments)), time.monotonic() - began)
         yield from _until(requests)
         self._buffers.give_back(buffer)
 
@@ -218,7 +238,17 @@ class Carrier:
                 "message is damaged, or samples differ too much in size: exchange less at a time, "
                 "or restart from the last checkpoint"
             ) from error
-        yield from _in_turn(buffer, lambda part: self._post_receive(part, parcel), SEGMENTS_IN)
+        segments = whole = _segments(buffer)
+        compressor = self._compressor if num_bytes >= LEAST_BYTES else None
+        if compressor is not None:
+            ahead = np.empty(8 * len(whole), np.uint8)
+            yield from _until([self._post_receive(ahead, parcel)])
+            segments = compressor.make_room(ahead.view(np.int64), whole)
+        yield from _in_turn(segments, lambda part: self._post_receive(part, parcel), SEGMENTS_IN)
+        for packed, into in zip(segments, whole, strict=True):
+            if compressor is not None and packed is not into:
+                compressor.unpack(packed, into)
+                yield True
         rows = unpack_parcel(buffer, schema, num_rows)
         for part, block in row_blocks(rows, BLOCK_BYTES):
             self._check(block, parcel)
@@ -284,16 +314,22 @@ class Carrier:
             raise self._world.stall_error(silent, doing="exchanging rows", limit_s=limit_s)
 
 
+def _segments(buffer: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+    return [buffer[at : at + SEGMENT_BYTES] for at in range(0, len(buffer), SEGMENT_BYTES)]
+
+
 def _in_turn(
-    buffer: NDArray[np.uint8], post: Callable[[NDArray[np.uint8]], Request], width: int
+    segments: Sequence[NDArray[np.uint8]],
+    post: Callable[[NDArray[np.uint8]], Request],
+    width: int,
 ) -> Way:
-    """Post a buffer's segments, so many at a time, and wait for them all."""
+    """Post segments, so many at a time, and wait for them all."""
     under_way: deque[Request] = deque()
-    for first in range(0, len(buffer), SEGMENT_BYTES):
+    for segment in segments:
         if len(under_way) == width:
             yield from _until([under_way.popleft()])
             yield True
-        under_way.append(post(buffer[first : first + SEGMENT_BYTES]))
+        under_way.append(post(segment))
     yield from _until(list(under_way))
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,7 @@ class Transfer:
         buffers: Memory for parcels, to use again for the next transfer.
         at_hand: What need not be sent; the partners know it too.
         threaded: Whether a thread of its own drives it; None: where the world lets it.
+        compress: See `shuffle.Partial`; the same on all ranks.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Transfer:
         buffers: ParcelBuffers | None = None,
         at_hand: AtHand | None = None,
         threaded: bool | None = None,
+        compress: Literal["none", "auto", "zstd"] = "none",
     ) -> None:
         self._world = world
         self._sends, self._receives = sends, receives
@@ -64,9 +67,14 @@ class Transfer:
         self._steps = sorted({parcel.step for parcel in [*sends, *receives]}, reverse=True)
         self._last_step = self._steps[0] if self._steps else 0
         self._clock = Clock()
+        buffers, compressor = buffers or ParcelBuffers(), None
+        if compress != "none":
+            from dataio.exchange.compress import Compressor
+
+            compressor = Compressor(compress, buffers)
         self._carrier = Carrier(
             world, store, sends=sends, receives=receives, clock=self._clock, fetch=fetch,
-            buffers=buffers or ParcelBuffers(), at_hand=at_hand or AtHand(),
+            buffers=buffers, at_hand=at_hand or AtHand(), compressor=compressor,
         )  # fmt: skip
         self._threaded = world.threaded if threaded is None else threaded
         self._thread: threading.Thread | None = None
@@ -156,6 +164,7 @@ class Transfer:
         return {
             "rows": carrier.received_rows,
             "sent_bytes": carrier.sent_bytes,
+            "raw_bytes": carrier.sent_bytes + carrier.saved_bytes,
             "messages": messages,
             "blocked_s": time.perf_counter() - started,
             "overlap_fraction": before / max(carrier.received_bytes, 1),

@@ -6,6 +6,7 @@ num_variable], then every fixed field, then every variable field. It holds no ty
 schema says what they are.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,11 +42,17 @@ class ParcelBuffers:
 
     What is idle fits what comes next or makes room for it, so there are never more than were under
     way together. One thread at a time uses it.
+
+    Attributes:
+        sent_bytes_per_s: How fast parcels have left that may be compressed, some megabytes each.
+        sending: Bytes and seconds of those since.
     """
 
     def __init__(self) -> None:
         self._idle: list[NDArray[np.uint8]] = []
         self.num_allocated = 0
+        self.sent_bytes_per_s: deque[float] = deque(maxlen=8)
+        self.sending = 0, 0.0
 
     def take(self, num_bytes: int) -> NDArray[np.uint8]:
         """Hand out uint8[num_bytes], with whatever it holds."""

@@ -44,14 +44,14 @@ def scramble(batch, rng):
     return batch | {"mix": torch.from_numpy(rng.integers(0, 100, 2))}
 
 
-def make(world, root, *, importance=None, source=None, exchange=0.3, **options):
+def make(world, root, *, importance=None, source=None, exchange=0.3, compress="none", **options):
     chosen: dict[str, Any] = {"batch_size": 5, "fields": FIELDS, "seed": 7}
     chosen |= {"workers": Workers(threads=1), "reports": Reports(progress=False)}
     return Loader(
         source or MemorySource(61),
         cache=root,
         world=world,
-        shuffle=shuffle.Partial(exchange),
+        shuffle=shuffle.Partial(exchange, compress=compress),
         importance=importance,
         **(chosen | options),
     )

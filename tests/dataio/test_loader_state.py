@@ -72,6 +72,12 @@ def test_ranks_made_differently_are_told_which(tmp_path):
     with pytest.raises(WorldError, match="rank 1 was made with seed 1, rank 0 with 0"):
         run_threads(thread_worlds([1, 1]), run)
 
+    def run_compressed(world):
+        make(world, tmp_path, compress=("none", "zstd")[world.rank])
+
+    with pytest.raises(WorldError, match=r"made with shuffle\.compress zstd, rank 0"):
+        run_threads(thread_worlds([1, 1]), run_compressed)
+
 
 def test_another_checkpoint_is_refused(tmp_path):
     with make(single_world(), tmp_path / "a") as loader:

@@ -147,7 +147,7 @@ def test_another_kind_on_the_command_line_leaves_out_what_only_the_file_s_takes(
     assert config.shuffle.make() == shuffle.Global()
     assert make_importance(config) == RandomPrune(0.1)
     assert config.model.settings == {"num_classes": 10}
-    with pytest.raises(ConfigError, match=r'moves is given, .*kind "partial" takes exchange only'):
+    with pytest.raises(ConfigError, match=r'moves is given, .*kind "partial" takes exchange, comp'):
         load(tmp_path, text, ("shuffle.moves=true", "shuffle.kind=partial"))
     with pytest.raises(ConfigError, match=r'tau is given, .*kind "random" takes fraction, delta'):
         load(tmp_path, text.replace("kakurenbo", "random"), ("shuffle.kind=local",))

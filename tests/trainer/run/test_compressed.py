@@ -23,7 +23,10 @@ RUNS = {
     "powersgd on shards": (
         "optimizer.compress_gradients=powersgd", "mesh.dp_shard=2", "mesh.dtype=bfloat16",
     ),
-    "bfloat16": ("optimizer.compress_gradients=bfloat16", "mesh.dtype=bfloat16"),
+    "bfloat16": (
+        "optimizer.compress_gradients=bfloat16", "mesh.dtype=bfloat16", "mesh.microbatches=2",
+        "mesh.checkpointing=full",
+    ),
     "bfloat16 on shards": ("optimizer.compress_gradients=bfloat16", "mesh.dp_shard=2"),
 }  # fmt: skip
 

@@ -79,6 +79,8 @@ class Nodes:
         if timed is None and kind == EXCHANGE:
             return self.message("send", ranks, num_bytes)
         route = self._route(kind, ranks)
+        # A message is what each rank has for all others, a route what all have together
+        routed_bytes = num_bytes * (len(ranks) if kind == "all_to_all" else 1)
         if timed is not None:
             cores = timed.cores(num_bytes)
             # What was timed includes what the message's own demand does to a node
@@ -88,14 +90,14 @@ class Nodes:
             busy = TaskCost(0.0)
             if self._node is not None and self._node.knows(kind):
                 busy = self._node.message(kind, ranks, num_bytes)
-            seconds = max(busy.seconds, route.seconds(num_bytes))
+            seconds = max(busy.seconds, route.seconds(routed_bytes))
             if not seconds:
                 return TaskCost(0.0)
             cores = sum(demand for _, demand in busy.demands) * busy.seconds / seconds
         shares: dict[Resource, float] = {}
         for rank in ranks if cores else ():
             shares[self.cores(rank)] = shares.get(self.cores(rank), 0.0) + cores / len(ranks)
-        return TaskCost(seconds, (*shares.items(), *route.demands(num_bytes, seconds)))
+        return TaskCost(seconds, (*shares.items(), *route.demands(routed_bytes, seconds)))
 
     def slowdown(self, resource: Resource, demand: float) -> float:
         """Compute how much longer everything lasts where so much of a resource is wanted."""

@@ -157,8 +157,10 @@ def parallelize(
         if dtype == "bfloat16" and alone and not offload:
             Half(part)
         elif dtype != "float32" or offload or not left_whole(part, mesh, compresses):
-            data_parallel = mesh["dp_shard"] if compresses else _data_parallel(mesh)
-            _shard(part, mesh, data_parallel, dtype=dtype, offload=offload, by_block=tile is None)
+            _shard(
+                part, mesh, dtype=dtype, offload=offload, by_block=tile is None,
+                compresses=compresses,
+            )  # fmt: skip
         if part.recording is not None:
             materialize(part, mesh.device_type, offload=offload)
             part.recording = None
@@ -262,11 +264,12 @@ def average_buffers(model: nn.Module, mesh: DeviceMesh | None = None) -> None:
 
 
 def _shard(
-    part: StagedModel, mesh: DeviceMesh, data_parallel: DeviceMesh, *, dtype: Dtype, offload: bool,
-    by_block: bool,
+    part: StagedModel, mesh: DeviceMesh, *, dtype: Dtype, offload: bool, by_block: bool,
+    compresses: bool = False,
 ) -> None:  # fmt: skip
     # Not DistributedDataParallel: it orders its buckets anew after the first step, so that a
     # resumed run would add gradients in another order than an uninterrupted one.
+    data_parallel = mesh["dp_shard"] if compresses else _data_parallel(mesh)
     kind = type(getattr(part, "wrapped", part)).__name__
     for name, parameter in part.named_parameters():
         if not (parameter.dim() and parameter.numel()):
