@@ -78,6 +78,8 @@ def _check_average(reports: list[dict[str, Any]]) -> None:
         drawn, warm, *factors = report["bases"]
         assert drawn == warm != factors[0] != factors[1]
         assert report["bases"] == reports[0]["bases"]
+        # No later gradient could leave by a factor of zeros.
+        assert report["after_zeros"] == drawn
         assert report["bias"] == 16 * [1.5]
         assert report["unused"]
         # Sums in bfloat16 would stay at 256, and 258.
