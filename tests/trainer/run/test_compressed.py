@@ -47,7 +47,13 @@ def test_replicas_stay_one_model_and_a_resumed_run_equals_the_uninterrupted_bit_
                 str(config), resume, *SETTINGS, *given, f"run.directory={directory}",
                 f"data.cache={directory}/cache",
             ])  # fmt: skip
-    reports = run_ranks("trainer/compressed", 4, *cases.values(), timeout_s=300).reports
+    apart = "|".join(f"{key}={tmp_path}/wider" for key in ("run.directory", "data.cache"))
+    cases["powersgd", "wider"] = (
+        f"{cases['powersgd', 'resumed']}|optimizer.compress_rank=2|{apart}/cache"
+    )
+    ended = run_ranks("trainer/compressed", 4, *cases.values(), timeout_s=300)
+    assert "of another mesh or compress_rank" in ended.output
+    reports = ended.reports
     _check_average([report["average"] for report in reports])
     for name in RUNS:
         for kind in ("whole", "resumed"):
