@@ -141,6 +141,12 @@ def make_model(config: Config, own: Own | None = None) -> StagedModel:
     model, data = config.model, config.data
     if model.is_own:
         return _make_own(config, own_of(config, own))
+    if own is not None and own.model is not None:
+        raise ConfigError(
+            f'model.kind is "{model.kind}", a model of this package, and trainer.train is given '
+            'model=, expected one of both; leave [model] out, but for weights, layers and args, or '
+            "model= of the call"
+        )
     try:
         if data.kind == "text":
             return make_language_model(config)
