@@ -9,6 +9,8 @@ import torch
 from tests.multirank import RunRanks
 from tests.trainer.digits import write_config
 from tests.trainer.run.runs import lines, run
+from tonari.oracle.trace import trace_step
+from tonari.trainer.config.config import load_config
 from tonari.trainer.errors import ConfigError
 
 SETTINGS = (
@@ -108,3 +110,13 @@ def test_what_compression_does_not_go_with_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=rf'compress_gradients is "{kind}" with {named}.*; leave'):
         run(config, "run", f"optimizer.compress_gradients={kind}", *overrides)
+
+
+@pytest.mark.parametrize(("shards", "warned"), [(2, False), (4, True)])
+def test_a_mesh_of_one_replica_that_compresses_nothing_is_a_warning(
+    config: Path, caplog: pytest.LogCaptureFixture, shards: int, warned: bool
+) -> None:
+    mesh = ("data.image_size=8", f"mesh.dp_shard={shards}")
+    given = ("optimizer.compress_gradients=bfloat16", *mesh)
+    trace_step(load_config(config, given), world_size=4, rank=0)
+    assert ("mesh.dp_replicate is 1, over which gradients are" in caplog.text) == warned

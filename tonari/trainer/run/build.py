@@ -415,6 +415,12 @@ def make_pipeline(
             parts, mesh, kind=optimizer.compress_gradients, rank=optimizer.compress_rank,
             warmup_steps=optimizer.compress_warmup_steps, seed=config.run.seed,
         )  # fmt: skip
+    elif optimizer.compress_gradients != "none" and mesh.size() > 1 and not place.rank:
+        log.warning(
+            '[rank 0] optimizer.compress_gradients is "%s", but mesh.dp_replicate is 1, over which '
+            "gradients are compressed: all go as they are; give a smaller mesh.dp_shard, such as "
+            "the ranks of a node", optimizer.compress_gradients,
+        )  # fmt: skip
     return Pipeline(
         parts, place, mesh, task, schedule=settings.schedule, microbatches=layout.microbatches,
         batch_size=config.data.batch_size, device=device, seed=config.run.seed,
