@@ -107,8 +107,8 @@ def test_what_compression_does_not_go_with_is_refused_by_name(
 
 
 def test_a_model_without_float32_gradients_is_refused() -> None:
-    with alone(0, 2), pytest.raises(ConfigError, match=r"trains no float32 weights.*; leave it"):
+    layers = [nn.Linear(8, 8).double()]
+    with alone(0, 2):
         mesh = make_mesh((1, 2, 1, 1, 1), device_type="cpu")
-        Compression(
-            [nn.Linear(8, 8).double()], mesh, kind="powersgd", rank=1, warmup_steps=0, seed=0
-        )
+        with pytest.raises(ConfigError, match=r"trains no float32 weights.*; leave it"):
+            Compression(layers, mesh, kind="powersgd", rank=1, warmup_steps=0, seed=0)
