@@ -47,10 +47,12 @@ def average(rank: int, size: int) -> dict[str, Any]:
         got += layer.weight.grad
         left.append(float(error.abs().max()))
         bases.append(basis.tolist())
-    bias = layer.bias.grad.tolist()
+    bias: Any = layer.bias.grad
+    bias = bias.tolist()
     layer.weight.grad = layer.bias.grad = None
     compression.average(STEPS)
-    got += layer.weight.grad
+    more: Any = layer.weight.grad
+    got += more
     values = torch.tensor([[256.0, 1, 1, 2][rank], 3.0, -1.0])
     return {
         "given": given.tolist(), "got": got.tolist(), "error": error.tolist(), "left": left,
@@ -61,7 +63,8 @@ def average(rank: int, size: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    directory, report = Path(sys.argv[1]), {}
+    directory = Path(sys.argv[1])
+    report: dict[str, Any] = {}
     assert AXES[1] == "dp_replicate"
     with join(device="cpu") as job:
         rank = job.world.rank

@@ -5,11 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.multirank import RunRanks
 from tests.trainer.digits import write_config
 from tests.trainer.run.runs import lines, run
+from tonari.oracle.trace import alone
 from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.compress import Compression
+from tonari.trainer.mesh.mesh import make_mesh
 
 SETTINGS = (
     "data.label=cls", "model.kind=vit", "model.patch=4", "model.width=8", "model.depth=2",
@@ -100,3 +104,11 @@ def test_what_compression_does_not_go_with_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=rf'compress_gradients is "{kind}" with {named}.*; leave'):
         run(config, "run", f"optimizer.compress_gradients={kind}", *overrides)
+
+
+def test_a_model_without_float32_gradients_is_refused() -> None:
+    layers = [nn.Linear(8, 8).double()]
+    with alone(0, 2):
+        mesh = make_mesh((1, 2, 1, 1, 1), device_type="cpu")
+        with pytest.raises(ConfigError, match=r"trains no float32 weights.*; leave it"):
+            Compression(layers, mesh, kind="powersgd", rank=1, warmup_steps=0, seed=0)
