@@ -10,17 +10,11 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-SILENT_LINK_S = 15
-"""For which a node's system may not answer: one without power or network closes no connection."""
+from dataio.base.network import KEEP_ALIVE
+
 SEEN_S = 0.1
 """Time for gloo to see that nothing more comes. Of a write that fails before it says nothing, and
 the rank waits for it until the group's timeout."""
-KEEP_ALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENT_LINK_S),
-)
 
 
 class Sockets:
