@@ -67,16 +67,12 @@ def check_directory(directory: Path) -> None:
             "filesystem that feeders and training nodes see; make the one above it, or correct it"
         ) from error
     owner, mode = found.st_uid, stat.S_IMODE(found.st_mode)
-    if not stat.S_ISDIR(found.st_mode) or owner != os.getuid() or mode & 0o077:
+    is_own = stat.S_ISDIR(found.st_mode) and owner == os.getuid() and mode & 0o777 == 0o700
+    if not is_own or not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
         raise WorkerError(
-            f"feeders: {directory} of user {owner} has mode {mode:04o}, expected a directory of "
-            f"user {os.getuid()} with mode 0700, as whoever reads it can run anything on the "
-            "feeders; run `chmod 700` on it, or give another"
-        )
-    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        raise WorkerError(
-            f"feeders: {directory} has mode {mode:04o} and cannot be read and written, expected "
-            "0700; run `chmod 700` on it, or give another"
+            f"feeders: {directory} of user {owner} has mode {mode:04o}, expected a directory that "
+            f"user {os.getuid()} alone can read and write (0700), as whoever reads it can run "
+            "anything on the feeders; run `chmod 700` on it, or give another"
         )
 
 

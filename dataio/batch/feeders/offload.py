@@ -9,6 +9,7 @@ condition guards the parts, the costs and what is known of feeders.
 
 import contextlib
 import logging
+import select
 import socket
 import statistics
 import sys
@@ -110,6 +111,12 @@ class _Link:
     parts: deque[tuple[PartRows, float]] = field(default_factory=deque)
     took_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
     idle_from: float = 0.0
+
+    def is_cut(self) -> bool:
+        """Whether the feeder has ended it."""
+        watched = select.poll()
+        watched.register(self.made, select.POLLRDHUP)
+        return bool(watched.poll(0))
 
     def limit_s(self) -> float:
         """How long a part may take."""
@@ -266,7 +273,7 @@ class Feeders:
         """Give parts to a core, and take them in, until it is lost or all is over."""
         try:
             while True:
-                while len(link.parts) < CREDITS and (part := self._next(waits=not link.parts)):
+                while len(link.parts) < CREDITS and (part := self._next(link)):
                     # Noted first: a part that is sent in half is lost, too
                     link.parts.append((part, time.perf_counter()))
                     self._send(link, part)
@@ -278,14 +285,16 @@ class Feeders:
         finally:
             link.made.close()
 
-    def _next(self, *, waits: bool) -> PartRows | None:
-        """Take a part for a feeder; None: there is none, or, if it waits, all is over."""
+    def _next(self, link: _Link) -> PartRows | None:
+        """Take a part for a core; None: there is none now, or, where it has none, all is over."""
         with self._changed:
             while not self._closed.is_set():
                 if self._parts and not self._parts[0].is_ours and self._pays():
                     return self._parts.popleft()
-                if not waits:
+                if link.parts:
                     break
+                if link.is_cut():
+                    raise EOFError("the connection was closed")
                 self._changed.wait(LOOK_S)
         return None
 
