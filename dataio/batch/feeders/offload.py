@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from dataio.base.errors import WorkerError
 from dataio.batch.assemble import Assembler
@@ -49,7 +49,7 @@ LOOK_S, RETRY_S, GREETING_S = 1.0, 10.0, 5.0
 LEAST_LIMIT_S, FIRST_LIMIT_S, LIMIT = 0.25, 10.0, 6.0
 """A core hangs when a part takes longer than so many times the median, and this; before the first
 few came back, longer than that."""
-WORTH = 0.7
+WORTH = 0.25
 """Of what a row takes to be made here, what sending it and taking it in may take."""
 BUSY = 0.9
 """Of the time of a step, what a batch takes where this rank's own threads do not keep up."""
@@ -68,6 +68,7 @@ class PartRows(NamedTuple):
 
     Attributes:
         run: Has them made, by whatever it is given, and notes that they are.
+        batch: Its number: of two, that with the smaller one is needed first.
         is_ours: No feeder makes it, as one has failed to.
     """
 
@@ -75,6 +76,7 @@ class PartRows(NamedTuple):
     start: int
     stop: int
     run: Callable[[Work, BatchJob, int, int], None]
+    batch: int
     is_ours: bool = False
 
     def made_by(self, work: Work) -> None:
@@ -102,15 +104,30 @@ class _RefusedError(Exception):
 
 
 @dataclass(eq=False)
+class _Held:
+    """A part that a core has.
+
+    Attributes:
+        sent: When.
+        state: ``"there"``, ``"coming"`` in, or ``"here"``: it took too long, and is made here.
+    """
+
+    part: PartRows
+    sent: float
+    state: Literal["there", "coming", "here"] = "there"
+
+
+@dataclass(eq=False)
 class _Link:
     """A connection to a core of a feeder, and the parts that it has."""
 
     feeder: Announced
     port: int
     made: socket.socket
-    parts: deque[tuple[PartRows, float]] = field(default_factory=deque)
+    parts: deque[_Held] = field(default_factory=deque)
     took_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
     idle_from: float = 0.0
+    try_at: float = 0.0
 
     def is_cut(self) -> bool:
         """Whether the feeder has ended it."""
@@ -142,7 +159,7 @@ class Feeders:
         rows: That feeders made.
         sent_bytes: To feeders.
         received_bytes: From them.
-        lost_parts: That a feeder had as it was lost, or failed to make.
+        lost_parts: That a feeder had, and that were made here after all.
         busy_s: For which cores of feeders had parts, all together.
 
     Raises:
@@ -178,7 +195,9 @@ class Feeders:
         self._parts: deque[PartRows] = deque()
         self._made_here, self._made_there = _Cost(), _Cost()
         self._steps_s: deque[float] = deque(maxlen=15)
-        self._batch_rows = 0
+        self._batch_rows = self._num_batches = 0
+        # Odd: the loop waits for a batch
+        self._awaited = 0
         self._links: dict[tuple[str, int], _Link] = {}
         self._retry_at: dict[tuple[str, int], float] = {}
         self._told: set[str] = set()
@@ -211,10 +230,42 @@ class Feeders:
         with self._changed:
             # What feeders cost is seen anew in each epoch
             self._made_there = _Cost()
-        for batch in batches:
+        coming = iter(batches)
+        while True:
+            self._awaited += 1
+            for _ in range(self._num_threads if self._links else 0):
+                self._threads.submit(self._help, self._awaited)
+            batch = next(coming, None)
+            self._awaited += 1
+            if batch is None:
+                return
             began = time.perf_counter()
             yield batch
             self._steps_s.append(time.perf_counter() - began)
+
+    def _help(self, awaited: int) -> None:
+        """Make parts that feeders have, oldest first, as long as the loop waits for one batch.
+
+        On a thread that would do nothing else.
+        """
+        while self._awaited == awaited:
+            with self._changed:
+                if self._parts:
+                    self._threads.submit(self._help, awaited)
+                    return
+                there = [
+                    (held.part.batch, held.sent, link, held)
+                    for link in self._links.values()
+                    for held in link.parts
+                    if held.state == "there"
+                ]
+                if not there:
+                    return
+                _, sent, link, held = min(there, key=lambda one: one[:2])
+                held.state = "here"
+                link.took_s.append(time.perf_counter() - sent)
+                self.lost_parts += 1
+            held.part.made_by(self._run_here)
 
     def put(
         self,
@@ -231,9 +282,12 @@ class Feeders:
         """
         with self._changed:
             self._batch_rows = bounds[-1]
+            self._num_batches += 1
             for start, stop in pairwise(bounds):
                 first = min(max(start, job.done), stop)
-                self._parts.append(PartRows(job, first, stop, run, is_ours=first == stop))
+                self._parts.append(
+                    PartRows(job, first, stop, run, self._num_batches, first == stop)
+                )
             self._changed.notify_all()
         for _ in bounds[1:]:
             self._threads.submit(self._run_next)
@@ -257,15 +311,24 @@ class Feeders:
         with self._changed:
             self._made_here.add(0, cpu_s, cpu_s * self._num_threads)
 
-    def _pays(self) -> bool:
-        """Whether feeders take parts: that saves time of this rank, which lacks it."""
+    def _pays(self, link: _Link) -> bool:
+        """Whether a core gets the newest part: that saves time of this rank, which lacks it."""
         here, there = self._made_here, self._made_there
         if min(here.rows, there.rows) < TRIED_ROWS:
             return True
         if there.cpu_s / there.rows > WORTH * here.cpu_s / here.rows:
             return False
-        batch_s = self._batch_rows * here.wall_s / here.rows / self._num_threads
-        return not self._steps_s or batch_s > BUSY * statistics.median(self._steps_s)
+        row_s = here.wall_s / here.rows / self._num_threads
+        if self._steps_s and self._batch_rows * row_s < BUSY * statistics.median(self._steps_s):
+            return False
+        # It must be back before this rank has made all that is to be made before it
+        newest = self._parts[-1]
+        rows_ahead = sum(part.stop - part.start for part in self._parts if part is not newest)
+        ahead_s, now = row_s * rows_ahead, time.monotonic()
+        if not link.took_s or statistics.median(link.took_s) <= ahead_s or now > link.try_at:
+            link.try_at = now + RETRY_S
+            return True
+        return False
 
     # What follows runs on the threads of cores, and on the one that looks for them.
 
@@ -275,7 +338,8 @@ class Feeders:
             while True:
                 while len(link.parts) < CREDITS and (part := self._next(link)):
                     # Noted first: a part that is sent in half is lost, too
-                    link.parts.append((part, time.perf_counter()))
+                    with self._changed:
+                        link.parts.append(_Held(part, time.perf_counter()))
                     self._send(link, part)
                 if not link.parts:
                     return
@@ -289,8 +353,9 @@ class Feeders:
         """Take a part for a core; None: there is none now, or, where it has none, all is over."""
         with self._changed:
             while not self._closed.is_set():
-                if self._parts and not self._parts[0].is_ours and self._pays():
-                    return self._parts.popleft()
+                # The newest: its batch is needed last
+                if self._parts and not self._parts[-1].is_ours and self._pays(link):
+                    return self._parts.pop()
                 if link.parts:
                     break
                 if link.is_cut():
@@ -308,10 +373,18 @@ class Feeders:
             self._made_there.add(0, time.thread_time() - cpu_s)
 
     def _take_in(self, link: _Link) -> None:
-        part, sent = link.parts[0]
-        link.made.settimeout(max(sent + link.limit_s() - time.perf_counter(), SOON_S))
+        held = link.parts[0]
+        part = held.part
+        link.made.settimeout(max(held.sent + link.limit_s() - time.perf_counter(), SOON_S))
         cpu_s = time.thread_time()
         made, num_bytes = receive(link.made)
+        with self._changed:
+            is_late = held.state == "here"
+            held.state = held.state if is_late else "coming"
+        if is_late:
+            receive_into(link.made, [bytearray(num_bytes)])
+            link.parts.popleft()
+            return
         if made.failure:
             raise _RefusedError(made.failure)
         rooms = find_room(part.job, part.start, part.stop, made)
@@ -319,21 +392,21 @@ class Feeders:
             raise _RefusedError("it made rows of another form than those of their batch")
         receive_into(link.made, rooms)
         take_in(self._assembler, part.job, part.start, part.stop, made)
-        link.parts.popleft()
         came = time.perf_counter()
-        link.took_s.append(came - sent)
         with self._changed:
+            link.parts.popleft()
+            link.took_s.append(came - held.sent)
             self.rows += part.stop - part.start
             self.received_bytes += num_bytes
-            self.busy_s += came - max(sent, link.idle_from)
+            self.busy_s += came - max(held.sent, link.idle_from)
             self._made_there.add(part.stop - part.start, time.thread_time() - cpu_s)
         link.idle_from = came
         part.made_by(_done)
 
     def _lose(self, link: _Link, error: Exception) -> None:
         """Make the parts of a core that is lost here."""
-        parts = [part._replace(is_ours=True) for part, _ in link.parts]
         with self._changed:
+            parts = [one.part._replace(is_ours=True) for one in link.parts if one.state != "here"]
             self._drop(link)
             self._parts.extendleft(reversed(parts))
             self.lost_parts += len(parts)

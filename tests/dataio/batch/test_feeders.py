@@ -89,7 +89,7 @@ def wait_for(what: Any) -> None:
 @pytest.fixture(autouse=True)
 def eager(monkeypatch) -> None:
     """Feeders take whatever they can, and those that were lost may come back soon."""
-    monkeypatch.setattr(Feeders, "_pays", lambda self: True)
+    monkeypatch.setattr(Feeders, "_pays", lambda self, link: True)
     monkeypatch.setattr(offload, "LOOK_S", 0.02)
     monkeypatch.setattr(offload, "RETRY_S", 0.05)
     monkeypatch.setattr(serve, "LOOK_S", 0.05)
