@@ -22,7 +22,7 @@ from dataio import AsList, FieldError, WorkerError, Workers
 from dataio.base.network import listen
 from dataio.batch.feeders import directory as found
 from dataio.batch.feeders import offload, serve
-from dataio.batch.feeders.offload import Feeders
+from dataio.batch.feeders.offload import Feeders, PartRows
 from dataio.world import single_world
 from tests.dataio import test_pictures as pictures
 from tests.dataio.batch.gather_pool import FIELDS, gathered, open_pool, pick_in_turn
@@ -109,6 +109,7 @@ def only_feeders(monkeypatch) -> None:
             part.made_by(self._run_here)
 
     monkeypatch.setattr(Feeders, "_run_next", run_next)
+    monkeypatch.setattr(Feeders, "_help", lambda self, awaited: None)
 
 
 @pytest.fixture
@@ -305,23 +306,63 @@ def test_a_feeder_ends_with_the_run(feeders) -> None:
         assert [path.name for path in feeders.iterdir()] == [found.OVER]
 
 
+@pytest.mark.parametrize("helps", [True, False])
 @pytest.mark.usefixtures("slow_here")
-def test_a_feeder_that_hangs_costs_what_it_had(tmp_path, feeders, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(offload, "FIRST_LIMIT_S", 0.3)
+def test_a_feeder_that_hangs_costs_what_it_had(
+    tmp_path, feeders, monkeypatch, caplog, helps
+) -> None:
+    """While the loop waits, what it waits for is made here; else when the limit is over."""
+    if not helps:
+        monkeypatch.setattr(Feeders, "_help", lambda self, awaited: None)
+        monkeypatch.setattr(offload, "FIRST_LIMIT_S", 0.3)
     monkeypatch.setattr(offload, "RETRY_S", 60.0)
     core = OneCore(feeders, makes=False)
     with open_pool(tmp_path) as pool:
         expected = gathered(pool, **HERE)
         gather = make_gather(pool, FIELDS, **HERE, feeders=feeders)
         with contextlib.closing(gather):
-            batches = gather.batches(pick_in_turn(40), range(5), epoch=1)
-            second = OneCore(feeders)
-            assert_same(expected, [*batches])
             assert gather.feeders is not None
+            assert_same(expected, [*gather.batches(pick_in_turn(40), range(5), epoch=1)])
             assert 1 <= gather.feeders.lost_parts <= offload.CREDITS
+            assert gather.feeders.num_cores == helps
+            assert gather.feeders.rows == 0
     core.end()
-    second.end()
-    assert caplog.text.count("did not answer within 0.3 s") == 1
+    assert caplog.text.count("did not answer within 0.3 s") == 1 - helps
+
+
+PAYS = Feeders._pays
+
+
+@pytest.mark.parametrize(
+    ("make_s", "trade_s", "step_s", "took_s", "pays"),
+    [
+        (2e-3, 2e-4, 1e-3, 0.02, True),
+        (3e-5, 1e-5, 1e-5, 0.001, False),  # small pictures: sending costs as much
+        (2e-3, 2e-4, 0.3, 0.02, False),  # the threads keep up
+        (2e-3, 2e-4, 1e-3, 1.0, False),  # it would be late
+        (None, 2e-4, 1e-3, 1.0, True),  # nothing is known yet
+    ],
+)
+def test_rows_go_where_that_saves_this_ranks_time(
+    tmp_path, feeders, core, make_s, trade_s, step_s, took_s, pays
+) -> None:
+    with open_pool(tmp_path) as pool:
+        gather = make_gather(pool, FIELDS, num_threads=1, feeders=feeders)
+        with contextlib.closing(gather):
+            there = gather.feeders
+            assert there is not None
+            (link,) = there._links.values()
+            if make_s is not None:
+                there._made_here.add(1000, 1000 * make_s, 1000 * make_s)
+            there._made_there.add(1000, 1000 * trade_s)
+            there._steps_s.append(step_s)
+            there._batch_rows = 64
+            link.took_s.append(took_s)
+            link.try_at = time.monotonic() + LIMIT_S
+            run: Any = None
+            there._parts.extend(PartRows(run, 0, 32, run, 0) for _ in range(4))
+            assert PAYS(there, link) == pays
+            there._parts.clear()
 
 
 def test_one_feeder_serves_its_trainers_in_turn(monkeypatch) -> None:
