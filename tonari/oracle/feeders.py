@@ -1,6 +1,5 @@
 """What feeders save of the time that a rank's batches take. Pure."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -11,7 +10,7 @@ class Fed:
     Attributes:
         batch_s: One batch, at the fastest division of its rows.
         fraction: Of the rows, what feeders make.
-        bottleneck: What takes that long: ``threads``, ``feeders`` or ``link``.
+        bottleneck: More of which would make it shorter: ``threads``, ``feeders`` or ``link``.
     """
 
     batch_s: float
@@ -44,8 +43,7 @@ def fed_batch(
     # All end together at this share, unless what is sent and taken in takes the threads' time
     fraction = min(alone_s / (slower_s + (make_s - trade_s) / threads), 1.0)
     own_s = ((1 - fraction) * make_s + fraction * trade_s) / threads
-    times: Sequence[tuple[float, str]] = (
-        (fraction * link_s, "link"), (fraction * feeding_s, "feeders"), (own_s, "threads"),
-    )  # fmt: skip
-    row_s, bottleneck = max(times)
-    return Fed(batch_s=rows * row_s, fraction=fraction, bottleneck=bottleneck)
+    row_s = max(own_s, fraction * slower_s)
+    # Below 1 all are busy: more feeders would help, unless the link is as slow
+    waits_for = "threads" if fraction == 1 else "feeders" if feeding_s > link_s else "link"
+    return Fed(batch_s=rows * row_s, fraction=fraction, bottleneck=waits_for)

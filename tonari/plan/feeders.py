@@ -82,6 +82,8 @@ def plan_feeders(
         )  # fmt: skip
         probe = replace(choice.probe, data=replace(data, batch_s=fed.batch_s))
         plan = plan_step(config, probe, cluster=cluster, hidden_fraction=hidden_fraction)
+        if found and found[0].bottleneck == OF_STEP:
+            fed = replace(fed, batch_s=found[0].batch_s, fraction=0.0)  # none is sent
         fed_rows = fed.fraction * rows * accumulate * data.readers / plan.step_s
         waits = plan.parts_s.get("data", 0.0) > SMALL * plan.step_s
         found.append(WithFeeders(
