@@ -1,6 +1,7 @@
 """Connections between nodes: by which name others reach this one, and when one is given up."""
 
 import socket
+import threading
 
 SILENT_LINK_S = 15
 """For which a node's system may not answer: one without power or network closes no connection."""
@@ -10,6 +11,9 @@ KEEP_ALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENT_LINK_S),
 )
+
+CONNECTING = threading.RLock()
+"""Held while connections to other ranks are made, and noted, and while any others are made."""
 
 
 def own_name() -> str:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dataio.base.network import KEEP_ALIVE
+from dataio.base.network import CONNECTING, KEEP_ALIVE
 
 SEEN_S = 0.1
 """Time for gloo to see that nothing more comes. Of a write that fails before it says nothing, and
@@ -28,14 +28,18 @@ class Sockets:
     @contextlib.contextmanager
     def noting(self, *, watched: bool = False) -> Iterator[None]:
         """Note the connections that are made within, all of them to other ranks if ``watched``."""
-        before = _open_sockets()
-        try:
-            yield
-        finally:
-            for descriptor, name in _open_sockets().items():
-                if before.get(descriptor) != name:
-                    with contextlib.suppress(OSError):  # another thread has closed it
-                        self._note(socket.socket(fileno=os.dup(descriptor)), watched)
+        with CONNECTING:
+            before = _open_sockets()
+            try:
+                yield
+            finally:
+                self._note_new(before, watched)
+
+    def _note_new(self, before: dict[int, str], watched: bool) -> None:
+        for descriptor, name in _open_sockets().items():
+            if before.get(descriptor) != name:
+                with contextlib.suppress(OSError):  # another thread has closed it
+                    self._note(socket.socket(fileno=os.dup(descriptor)), watched)
 
     def _note(self, made: socket.socket, watched: bool) -> None:
         # Of this process: those by which the loops of asyncio wake up go on.

@@ -25,7 +25,7 @@ from dataio.batch.feeders import offload, serve
 from dataio.batch.feeders.offload import Feeders, PartRows
 from dataio.world import single_world
 from tests.dataio import test_pictures as pictures
-from tests.dataio.batch.gather_pool import FIELDS, gathered, open_pool, pick_in_turn
+from tests.dataio.batch.gather_pool import FIELDS, gathered, open_pool, pick_in_turn, pixels
 from tests.dataio.batch.test_gather import assert_same
 from tests.dataio.batch.test_process_transform import draw, fail, jitter
 from tests.multirank import ROOT
@@ -210,6 +210,24 @@ def same_strides(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.usefixtures("only_feeders")
+def test_pictures_of_other_sizes_are_left_out_as_without_feeders(tmp_path, monkeypatch) -> None:
+    """Which size is the first that was seen is the rank's to say, not each feeder's."""
+    fields, options = {"image": FIELDS["image"]}, HERE | {"on_error": "skip"}
+    cut = pixels
+
+    def of_two_sizes(i: int) -> Any:
+        return cut(i)[: 6 - i % 2]
+
+    monkeypatch.setattr("tests.dataio.batch.gather_pool.pixels", of_two_sizes)
+    core = OneCore(tmp_path / "feeders")
+    with open_pool(tmp_path, fields) as pool:
+        expected = gathered(pool, fields, **options)
+        assert_same(expected, gathered(pool, fields, **options, feeders=tmp_path / "feeders"))
+    core.end()
+    assert sum((batch["sample_id"] >= 0).sum() for batch in expected) == 20
+
+
+@pytest.mark.usefixtures("only_feeders")
 def test_pictures_are_cut_as_without_feeders(tmp_path, elsewhere) -> None:
     def taken(workers: Workers, **options: Any) -> tuple[Any, float]:
         with pictures.open_loader(
@@ -383,6 +401,7 @@ def test_one_feeder_serves_its_trainers_in_turn(monkeypatch) -> None:
     assert order == ["one", "two", "one", "two", "one", "one"]
 
 
+@pytest.mark.usefixtures("only_feeders")
 def test_errors_are_those_without_feeders(tmp_path, feeders, core) -> None:
     with open_pool(tmp_path, broken=frozenset([3])) as pool:
         for kind, options in (
@@ -392,7 +411,7 @@ def test_errors_are_those_without_feeders(tmp_path, feeders, core) -> None:
             with pytest.raises(kind) as expected:
                 gathered(pool, num_threads=1, **options)
             with pytest.raises(kind) as fed:
-                gathered(pool, num_threads=1, feeders=feeders, **options)
+                gathered(pool, num_threads=1, feeders=feeders, prefetch=1, **options)
             assert str(fed.value) == str(expected.value)
 
 
@@ -468,8 +487,16 @@ def test_a_directory_of_others_is_refused(tmp_path, feeders) -> None:
         serve.run_feeder(feeders, num_cores=1, host="192.0.2.1")
 
 
-def test_what_feeders_cannot_do_is_refused_by_name(tmp_path, feeders) -> None:
+def of_a_script(sample: Any, rng: object) -> Any:
+    return sample
+
+
+def test_what_feeders_cannot_do_is_refused_by_name(tmp_path, feeders, monkeypatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "of_a_script", of_a_script, raising=False)
+    monkeypatch.setattr(of_a_script, "__module__", "__main__")
     with open_pool(tmp_path) as pool:
+        with pytest.raises(ValueError, match=r"^transform: .* the script itself.*give no feeders"):
+            gathered(pool, **HERE, feeders=feeders, transform=of_a_script)
         with pytest.raises(ValueError, match=r"^transform: .*lambda.*or give no feeders"):
             gathered(pool, **HERE, feeders=feeders, transform=lambda sample, rng: sample)
         for options in ({"num_processes": 1}, {"num_threads": 0}, {"prefetch": 0}):
