@@ -210,21 +210,28 @@ def same_strides(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.usefixtures("only_feeders")
-def test_pictures_of_other_sizes_are_left_out_as_without_feeders(tmp_path, monkeypatch) -> None:
+def test_pictures_of_other_sizes_are_left_out_as_without_feeders(
+    tmp_path, elsewhere, monkeypatch
+) -> None:
     """Which size is the first that was seen is the rank's to say, not each feeder's."""
-    fields, options = {"image": FIELDS["image"]}, HERE | {"on_error": "skip"}
-    cut = pixels
+    # With a transform, a row is a part of its own
+    options: dict[str, Any] = {**HERE, "on_error": "skip", "transform": jitter}
+    fields = {"image": FIELDS["image"]}
+    # The last row of each batch, which a feeder takes first
+    others, cut = pick_in_turn(40)(0, 5).slots[:, -1], pixels
 
     def of_two_sizes(i: int) -> Any:
-        return cut(i)[: 6 - i % 2]
+        return cut(i)[: 5 if i in others else 6]
 
     monkeypatch.setattr("tests.dataio.batch.gather_pool.pixels", of_two_sizes)
-    core = OneCore(tmp_path / "feeders")
     with open_pool(tmp_path, fields) as pool:
         expected = gathered(pool, fields, **options)
-        assert_same(expected, gathered(pool, fields, **options, feeders=tmp_path / "feeders"))
-    core.end()
-    assert sum((batch["sample_id"] >= 0).sum() for batch in expected) == 20
+        gather = make_gather(pool, fields, **options, feeders=elsewhere)
+        with contextlib.closing(gather):
+            assert_same(expected, [*gather.batches(pick_in_turn(40), range(5), epoch=1)])
+            assert gather.feeders is not None
+            assert (gather.feeders.rows, gather.feeders.lost_parts) == (40 - 12, 0)
+    assert sum((batch["sample_id"] >= 0).sum() for batch in expected) == 35
 
 
 @pytest.mark.usefixtures("only_feeders")
@@ -302,6 +309,7 @@ def test_thirty_feeders_that_end_and_come_change_no_byte(tmp_path, feeders) -> N
     run_with_losses(tmp_path, feeders, num_losses=30)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("slow_here")
 def test_killed_processes_cost_what_they_had(tmp_path, feeders, caplog) -> None:
     with open_pool(tmp_path) as pool, processes(feeders) as feeder:
@@ -317,6 +325,7 @@ def test_killed_processes_cost_what_they_had(tmp_path, feeders, caplog) -> None:
     assert caplog.text.count("tried again after") == 1
 
 
+@pytest.mark.thorough
 def test_a_feeder_ends_with_the_run(feeders) -> None:
     with processes(feeders) as feeder:
         found.end_run(feeders)
