@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fed:
+class FedBatch:
     """A rank's batches with feeders.
 
     Attributes:
@@ -21,7 +21,7 @@ class Fed:
 def fed_batch(
     rows: int, *, make_s: float, trade_s: float, threads: float, cores: float,
     sent_bytes: float = 0.0, received_bytes: float = 0.0, link_bytes_per_s: float = float("inf"),
-) -> Fed:  # fmt: skip
+) -> FedBatch:  # fmt: skip
     """Divide a batch's rows among a rank's threads and feeders, so that all end together.
 
     Args:
@@ -39,11 +39,11 @@ def fed_batch(
     link_s = max(sent_bytes, received_bytes) / link_bytes_per_s
     slower_s = max(feeding_s, link_s)
     if trade_s >= make_s or not cores:
-        return Fed(batch_s=rows * alone_s, fraction=0.0, bottleneck="threads")
+        return FedBatch(batch_s=rows * alone_s, fraction=0.0, bottleneck="threads")
     # All end together at this share, unless what is sent and taken in takes the threads' time
     fraction = min(alone_s / (slower_s + (make_s - trade_s) / threads), 1.0)
     own_s = ((1 - fraction) * make_s + fraction * trade_s) / threads
     row_s = max(own_s, fraction * slower_s)
     # Below 1 all are busy: more feeders would help, unless the link is as slow
     waits_for = "threads" if fraction == 1 else "feeders" if feeding_s > link_s else "link"
-    return Fed(batch_s=rows * row_s, fraction=fraction, bottleneck=waits_for)
+    return FedBatch(batch_s=rows * row_s, fraction=fraction, bottleneck=waits_for)

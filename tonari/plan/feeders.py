@@ -71,7 +71,7 @@ def plan_feeders(
     link = 1e9 * (level.gbyte_s or float("inf")) if level is not None else float("inf")
     num_nodes = max(choice.probe.world_size // choice.probe.ranks, 1)
     rows, accumulate = config.data.batch_size, config.optimizer.accumulate
-    found = []
+    found: list[WithFeeders] = []
     for feeders in range(most + 1):
         fed = fed_batch(
             rows, make_s=data.core_s(batch_size=rows), trade_s=data.trade_row_s,

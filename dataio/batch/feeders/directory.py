@@ -97,7 +97,7 @@ def is_over(directory: Path, own: Path) -> bool:
     """Whether a run has ended since a feeder wrote its own file, or the directory is gone."""
     try:
         began = own.stat().st_mtime_ns
-        return (directory / OVER).stat().st_mtime_ns > began
+        return (directory / OVER).stat().st_mtime_ns >= began
     except FileNotFoundError:
         return not own.exists()
 

@@ -105,7 +105,7 @@ class _RefusedError(Exception):
 
 
 @dataclass(eq=False)
-class _Held:
+class _HeldRows:
     """A part that a core has.
 
     Attributes:
@@ -125,7 +125,7 @@ class _Link:
     feeder: Announced
     port: int
     made: socket.socket
-    parts: deque[_Held] = field(default_factory=deque)
+    parts: deque[_HeldRows] = field(default_factory=deque)
     took_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
     idle_from: float = 0.0
     try_at: float = 0.0
@@ -136,11 +136,15 @@ class _Link:
         watched.register(self.made, select.POLLRDHUP)
         return bool(watched.poll(0))
 
+    def usual_s(self) -> float:
+        """How long a part takes."""
+        return statistics.median(self.took_s) if self.took_s else LEAST_LIMIT_S
+
     def limit_s(self) -> float:
         """How long a part may take."""
         if len(self.took_s) < 2 * CREDITS:
             return FIRST_LIMIT_S
-        return LEAST_LIMIT_S + LIMIT * statistics.median(self.took_s)
+        return LEAST_LIMIT_S + LIMIT * self.usual_s()
 
 
 class Feeders:
@@ -233,40 +237,56 @@ class Feeders:
             self._made_there = _Cost()
         coming = iter(batches)
         while True:
-            self._awaited += 1
+            awaited = self._note_wait()
             for _ in range(self._num_threads if self._links else 0):
-                self._threads.submit(self._help, self._awaited)
+                self._threads.submit(self._help, awaited)
             batch = next(coming, None)
-            self._awaited += 1
+            self._note_wait()
             if batch is None:
                 return
             began = time.perf_counter()
             yield batch
             self._steps_s.append(time.perf_counter() - began)
 
+    def _note_wait(self) -> int:
+        """Note that the loop begins to wait for a batch, or has it; gives the new number."""
+        with self._changed:
+            self._awaited += 1
+            self._changed.notify_all()
+            return self._awaited
+
     def _help(self, awaited: int) -> None:
-        """Make parts that feeders have, oldest first, as long as the loop waits for one batch.
+        """Make parts that feeders have longer than usual, as long as the loop waits for one batch.
 
         On a thread that would do nothing else.
         """
-        while self._awaited == awaited:
+        while True:
             with self._changed:
-                if self._parts:
-                    self._threads.submit(self._help, awaited)
-                    return
-                there = [
-                    (held.part.batch, held.sent, link, held)
-                    for link in self._links.values()
-                    for held in link.parts
-                    if held.state == "there"
-                ]
-                if not there:
-                    return
-                _, sent, link, held = min(there, key=lambda one: one[:2])
-                held.state = "here"
-                link.took_s.append(time.perf_counter() - sent)
+                late: _HeldRows | None = None
+                while late is None:
+                    if self._awaited != awaited:
+                        return
+                    if self._parts:
+                        self._threads.submit(self._help, awaited)
+                        return
+                    there = [
+                        (held.part.batch, held.sent, link, held)
+                        for link in self._links.values()
+                        for held in link.parts
+                        if held.state == "there"
+                    ]
+                    if not there:
+                        return
+                    _, sent, link, held = min(there, key=lambda one: one[:2])
+                    took_s = time.perf_counter() - sent
+                    if took_s >= link.usual_s():
+                        late = held
+                    else:
+                        self._changed.wait(link.usual_s() - took_s)
+                late.state = "here"
+                link.took_s.append(took_s)
                 self.lost_parts += 1
-            held.part.made_by(self._run_here)
+            late.part.made_by(self._run_here)
 
     def put(
         self,
@@ -294,11 +314,13 @@ class Feeders:
             self._threads.submit(self._run_next)
 
     def _run_next(self) -> None:
-        """Make the next part, unless all are taken."""
+        """Make the next part; where feeders have all, what they have for too long."""
         with self._changed:
-            part = self._parts.popleft() if self._parts else None
+            part, awaited = self._parts.popleft() if self._parts else None, self._awaited
         if part is not None:
             part.made_by(self._run_here)
+        elif awaited % 2:
+            self._help(awaited)
 
     def _run_here(self, job: BatchJob, start: int, stop: int) -> None:
         cpu_s, wall_s = time.thread_time(), time.perf_counter()
@@ -326,7 +348,7 @@ class Feeders:
         newest = self._parts[-1]
         rows_ahead = sum(part.stop - part.start for part in self._parts if part is not newest)
         ahead_s, now = row_s * rows_ahead, time.monotonic()
-        if not link.took_s or statistics.median(link.took_s) <= ahead_s or now > link.try_at:
+        if not link.took_s or link.usual_s() <= ahead_s or now > link.try_at:
             link.try_at = now + RETRY_S
             return True
         return False
@@ -340,7 +362,7 @@ class Feeders:
                 while len(link.parts) < CREDITS and (part := self._next(link)):
                     # Noted first: a part that is sent in half is lost, too
                     with self._changed:
-                        link.parts.append(_Held(part, time.perf_counter()))
+                        link.parts.append(_HeldRows(part, time.perf_counter()))
                     self._send(link, part)
                 if not link.parts:
                     return

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -321,7 +322,8 @@ def test_killed_processes_cost_what_they_had(tmp_path, feeders, caplog) -> None:
             fed = [next(batches)]
             os.kill(feeder.pid, signal.SIGKILL)
             assert_same(expected, [*fed, *batches])
-            wait_for(lambda: gather.feeders.num_cores == 0)  # type: ignore[union-attr]
+            there = gather.feeders
+            wait_for(lambda: there.num_cores == 0)
     assert caplog.text.count("tried again after") == 1
 
 
@@ -397,7 +399,7 @@ def test_one_feeder_serves_its_trainers_in_turn(monkeypatch) -> None:
 
     class Trainer:
         def __init__(self, name: str, num: int) -> None:
-            self.todo = serve.deque([(name, number) for number in range(num)])
+            self.todo = deque([(name, number) for number in range(num)])
 
         def answer(self, name: Any, number: Any) -> None:
             order.append(name)
@@ -413,10 +415,11 @@ def test_one_feeder_serves_its_trainers_in_turn(monkeypatch) -> None:
 @pytest.mark.usefixtures("only_feeders")
 def test_errors_are_those_without_feeders(tmp_path, feeders, core) -> None:
     with open_pool(tmp_path, broken=frozenset([3])) as pool:
-        for kind, options in (
+        kinds: tuple[tuple[type[Exception], dict[str, Any]], ...] = (
             (FieldError, {}),
             (WorkerError, {"transform": fail, "on_error": "skip"}),
-        ):
+        )
+        for kind, options in kinds:
             with pytest.raises(kind) as expected:
                 gathered(pool, num_threads=1, **options)
             with pytest.raises(kind) as fed:

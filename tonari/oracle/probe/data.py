@@ -188,8 +188,9 @@ def _plain(config: Config, directory: Path) -> Config:
     data = config.data
     quota = min(parse_bytes(QUOTA), data.cache.quota_bytes or parse_bytes(QUOTA))
     cache = NodeCache(directory, quota=quota, verify=data.cache.verify)
+    staging, workers = replace(data.staging, when="before"), replace(data.workers, feeders=None)
     return replace(
-        config, data=replace(data, cache=cache, staging=replace(data.staging, when="before")),
+        config, data=replace(data, cache=cache, staging=staging, workers=workers),
         importance=ImportanceConfig(), mesh=MeshConfig(),
     )  # fmt: skip
 
