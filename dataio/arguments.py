@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dataio.base.errors import WorldError
-from dataio.base.filesystem import is_named
+from dataio.base.filesystem import check_path, is_named
 from dataio.excluding import Exclude
 from dataio.opening import Openable
 from dataio.options import NodeCache, Reports, Staging, Workers
@@ -21,7 +21,7 @@ from dataio.plan.history import ScoreColumn
 from dataio.plan.layout import Layout
 from dataio.plan.policies import ByFields, DrawsRows, Importance, Local, Shuffle
 from dataio.rows import on_device
-from dataio.rows.fields import Field, row_schema
+from dataio.rows.fields import Array, Field, row_schema
 from dataio.rows.image import Image
 from dataio.rows.samples import BatchTransform, Collate, OnError, Transform
 from dataio.source import Source
@@ -59,9 +59,26 @@ class Arguments:
     def __post_init__(self) -> None:
         check_openable(self.source)
         device = find_device(self.device)
+        workers = self.workers
+        if workers.feeders is not None:
+            check_path(workers.feeders, "Workers: feeders")
+            refused = {
+                "processes": workers.processes > 0, "threads=0": workers.threads == 0,
+                "prefetch=0": workers.prefetch == 0,
+            }  # fmt: skip
+            if found := next((what for what, is_given in refused.items() if is_given), None):
+                raise ValueError(
+                    f"Workers: feeders and {found} exclude one another, because feeders make what "
+                    "threads have not begun of the batches that are made ahead; leave one out"
+                )
         for name, kind in self.fields.items():
             if isinstance(kind, Image) and kind.decode == "device":
                 self._check_decoding(name, device)
+            if workers.feeders is not None and isinstance(kind, Array) and kind.patch:
+                raise ValueError(
+                    f"field {name!r}: patch and Workers(feeders=...) exclude one another, because "
+                    "feeders would be sent whole samples; leave one out"
+                )
         if self.cache.quota is not None and self.staging.when == "overlap":
             raise ValueError(
                 'staging: when="overlap" and a quota exclude one another, because what fits is '
@@ -74,6 +91,7 @@ class Arguments:
             "transform": self.transform, "collate": self.collate,
             "batch_transform": self.batch_transform,
             "Workers(processes=...)": self.workers.processes,
+            "Workers(feeders=...)": self.workers.feeders,
         }  # fmt: skip
         found = next((what for what, value in given.items() if value), None)
         if found is not None:

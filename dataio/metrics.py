@@ -18,7 +18,7 @@ COUNTERS = frozenset(
     exchange_messages exchange_blocked_s exchange_cpu_s disk_bytes peer_bytes
     page_cache_bytes disk_bytes_written staging_s staging_bytes staged_rows pulled_rows
     source_bytes streamed_rows streamed_bytes streamed_s window_wait_s skipped_rows
-    lost_reports""".split()
+    lost_reports feeder_rows feeder_sent_bytes feeder_received_bytes feeder_lost_parts""".split()
 )
 """Of `dataio.stats`, what only grows while a loader lives."""
 

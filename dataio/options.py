@@ -118,14 +118,19 @@ class Workers:
         processes: Processes that do so instead, >= 0, for transforms that hold the interpreter, or
             draw from global generators.
         prefetch: Batches made ahead, >= 0.
+        feeders: Directory in which processes on other nodes are found that decode and transform
+            beside the threads, where that saves these time: those of `tonari feed DIR`. It is this
+            user's alone (0700), on a filesystem that all nodes see. None: there are none.
 
     Raises:
-        ValueError: If a number is out of range.
+        ValueError: If a number is out of range; from a loader, if it has feeders without threads,
+            or with processes, or with nothing made ahead.
     """
 
     threads: Whole | None = None
     processes: Whole = 0
     prefetch: Whole = 2
+    feeders: str | os.PathLike[str] | None = None
 
     def num_threads(self, *, local_size: int) -> int:
         """Count the threads of each of a node's ranks."""

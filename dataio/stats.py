@@ -7,8 +7,12 @@ Batches:
     ``wait_s`` blocked on batches and its percentiles ``wait_p50_s``, ``wait_p95_s``,
     ``wait_p99_s``; the same by what was waited for, such as ``wait_decode_s`` and
     ``wait_decode_p95_s``, for the causes that there were: ``source``, ``disk``, ``decode``,
-    ``copy``, ``transform``, ``processes``; ``queue_depth`` batches ready now; ``skipped_rows``
-    that became padding by ``on_error``.
+    ``copy``, ``transform``, ``processes``, ``feeder``; ``queue_depth`` batches ready now;
+    ``skipped_rows`` that became padding by ``on_error``.
+With feeders:
+    ``feeder_cores`` connected now; ``feeder_rows`` that they made, ``feeder_sent_bytes`` to them,
+    ``feeder_received_bytes`` from them; ``feeder_lost_parts`` of batches that one had as it was
+    lost, and that were made here.
 Ends of epochs:
     ``epoch_end_s`` between epochs, ``exchange_blocked_s`` of it waiting for partners,
     ``exchange_cpu_s`` of a core, ``exchange_overlap_fraction`` of the last epoch's arrivals in
@@ -93,5 +97,6 @@ def collect_stats(
         "window_wait_s": pool.streamed.wait_s,
         "queue_depth": gather.ready,
         "skipped_rows": gather.num_skipped,
+        **(gather.feeders.figures if gather.feeders is not None else {}),
         "lost_reports": feedback.num_lost,
     }

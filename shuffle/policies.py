@@ -29,9 +29,8 @@ class Partial:
         exchange: Q, the fraction of a replica's rows, in [0, 1]. Storage is at most (1 + 2 Q) of
             the pool.
         compress: Parcels of 64 KiB and more by zstd: ``"auto"``, where that takes less time than
-            the link saves, by what the last parcels took; ``"zstd"``, all that get smaller. Rows
-            of JPEG and other compressed bytes go as they are. The same on all ranks; no row
-            depends on it.
+            the link saves, by what the last parcels took; ``"zstd"``, all that get smaller by a
+            tenth. The same on all ranks; no row depends on it.
 
     Source: partial local shuffling, Nguyen et al., IPDPS 2022.
     """

@@ -52,6 +52,7 @@ def make_gather(
     num_threads: int,
     num_processes: int = 0,
     prefetch: int = 2,
+    feeders: Path | None = None,
     verify: Any = "once",
     repair: Callable[[NDArray[np.int64]], None] | None = None,
     timeout_s: float | None = None,
@@ -72,7 +73,9 @@ def make_gather(
         seen,
         Arguments(
             source=pool.source, batch_size=8, fields=fields, cache=NodeCache(verify=verify),
-            workers=Workers(threads=num_threads, processes=num_processes, prefetch=prefetch),
+            workers=Workers(
+                threads=num_threads, processes=num_processes, prefetch=prefetch, feeders=feeders
+            ),
             **arguments,
         ),
     )  # fmt: skip

@@ -24,6 +24,7 @@ COMMANDS = {
         "tonari.evaluate",
         "evaluate a run's weights beside it, on another node, or after its end",
     ),
+    "feed": ("tonari.feed", "decode and transform for ranks that train, on another node"),
     "runs": ("tonari.runs.command", "list runs: how far they are, what they cost; a page of one"),
     "verify": (
         "tonari.verify.command",

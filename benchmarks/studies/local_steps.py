@@ -13,8 +13,9 @@ Q > 0, no exchange, its bytes spent on more frequent rounds (``"instead"``).
 
     python -m benchmarks.studies.local_steps --parquet DIRECTORY [--epochs 16] [--seeds 5]
 
-The inner learning rate is chosen for H = 1 at Q = 1, and for H > 1 at the first H > 1 and Q = 1,
-among ``--lrs`` by a seed that is not among those reported. Prints a line of JSON for each cell.
+The inner learning rate is chosen for each H, with rows that move and without, among ``--lrs`` by a
+seed that is not among those reported. ``--outer 1 0`` averages models, without momentum. Prints a
+line of JSON for each cell; the corners of the map with more seeds.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import io
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,6 @@ from shuffle.plan import num_leaving, placement
 from tonari.report.machine import describe_machine
 
 NODES, ROWS, BATCH, SIDE, HIDDEN, CLASSES = 8, 512, 16, 16, 96, 10
-OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
 BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.01
 
 
@@ -72,7 +72,8 @@ def read(path: Path, number: int) -> Labelled:
 class LocalModels:
     """The same two-layer network on each node, and an AdamW of each."""
 
-    def __init__(self, seed: int, *, lr: float) -> None:
+    def __init__(self, seed: int, *, lr: float, outer: tuple[float, float]) -> None:
+        self.outer_lr, self.outer_momentum = outer
         drawn = torch.Generator().manual_seed(key(seed, "weights") % 2**63)
         shapes = ((3 * SIDE**2, HIDDEN), (1, HIDDEN), (HIDDEN, CLASSES), (1, CLASSES))
         self.shared = [torch.randn(shape, generator=drawn) * (shape[0] > 1) * shape[0] ** -0.5
@@ -99,8 +100,8 @@ class LocalModels:
         """Make one model of all, by an outer step."""
         for shared, momentum, own in zip(self.shared, self.outer, self.own, strict=True):
             difference = shared - own.mean(0)
-            momentum.mul_(OUTER_MOMENTUM).add_(difference)
-            shared.sub_(OUTER_LR * (difference + OUTER_MOMENTUM * momentum))
+            momentum.mul_(self.outer_momentum).add_(difference)
+            shared.sub_(self.outer_lr * (difference + self.outer_momentum * momentum))
             own.copy_(shared.expand_as(own))
 
 
@@ -131,9 +132,10 @@ def train(
     exchange: float,
     epochs: int,
     lr: float,
+    outer: tuple[float, float],
 ) -> dict[str, float]:
     """Train a run; its accuracy at the end, and the bytes that a node has sent."""
-    layout, nodes = Layout((1,) * NODES, len(rows.labels)), LocalModels(seed, lr=lr)
+    layout, nodes = Layout((1,) * NODES, len(rows.labels)), LocalModels(seed, lr=lr, outer=outer)
     taken = rounds = 0
     for epoch in range(epochs):
         for samples in torch.from_numpy(batches(layout, seed, epoch, exchange)):
@@ -170,28 +172,29 @@ def measure(rows: Labelled, test: Labelled, args: argparse.Namespace) -> Iterato
 
     def run(seed: int, every: int, exchange: float, lr: float) -> dict[str, float]:
         return train(
-            rows, test, seed=seed, every=every, exchange=exchange, epochs=args.epochs, lr=lr
-        )
+            rows, test, seed=seed, every=every, exchange=exchange, epochs=args.epochs, lr=lr,
+            outer=(args.outer[0], args.outer[1]),
+        )  # fmt: skip
 
-    chosen: Mapping[bool, float] = {
-        is_local: max(
-            args.lrs, key=lambda lr: run(1000, every, max(args.exchanges), lr)["accuracy"]
+    chosen = {
+        (every, moves): max(
+            args.lrs, key=lambda lr: run(1000, every, moves * max(args.exchanges), lr)["accuracy"]
         )
-        for is_local, every in ((False, 1), (True, min(h for h in args.every if h > 1)))
-    }
+        for every in args.every for moves in (False, True)
+    }  # fmt: skip
     for every in args.every:
-        lr = chosen[every > 1]
         for exchange in args.exchanges:
             is_corner = every in args.every[:: len(args.every) - 1]
             is_corner &= exchange in args.exchanges[:: len(args.exchanges) - 1]
             seeds = range(args.seeds if is_corner else args.seeds_within)
-            cell = {"H": every, "Q": exchange, "lr": lr}
+            lr = chosen[every, exchange > 0]
+            cell = {"H": every, "Q": exchange, "lr": lr, "outer": args.outer}
             whole = [run(seed, every, exchange, lr) for seed in seeds]
             yield {**cell, **sum_up(whole)}
             if every > 1 and exchange:
                 total = whole[0]["model_bytes"] + whole[0]["row_bytes"]
                 instead = max(2, int(every * whole[0]["model_bytes"] / total))
-                found = [run(seed, instead, 0.0, lr) for seed in seeds]
+                found = [run(seed, instead, 0.0, chosen[every, False]) for seed in seeds]
                 yield {**cell, "instead": {"H": instead, "Q": 0.0}, **sum_up(found)}
 
 
@@ -203,6 +206,7 @@ def main() -> None:
     parser.add_argument("--parquet", type=Path, required=True)
     parser.add_argument("--every", type=int, nargs="*", default=[1, 8, 32, 128])
     parser.add_argument("--exchanges", type=float, nargs="*", default=[0.0, 0.05, 0.25, 1.0])
+    parser.add_argument("--outer", type=float, nargs=2, default=[0.7, 0.9])
     parser.add_argument("--lrs", type=float, nargs="*", default=[1e-4, 3e-4, 1e-3, 3e-3, 1e-2])
     for name, value in (("epochs", 16), ("seeds", 5), ("seeds_within", 2)):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)

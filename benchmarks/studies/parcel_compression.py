@@ -7,13 +7,14 @@ each a job with a loader of its own. An epoch is from its first batch until the 
 the first of a job, in which the link's rate is found, counts nowhere.
 
 Tokens are bytes of a text as uint16; grids are float32 fields of smoothed noise, and the same
-with the last 12 bits of each number rounded away, as archives of measured fields are; JPEG rows are
-those of CIFAR-10.
+with the last 12 bits of each number cut off, as archives of measured fields are; small JPEG rows
+are the pictures of CIFAR-10, large ones mosaics of 64 of them.
 
     python -m benchmarks.studies.parcel_compression --parquet DIRECTORY --text FILE [--megabytes 48]
 """
 
 import argparse
+import io
 import json
 import os
 import statistics
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
 
 import dataio
 from shuffle import Partial
@@ -43,7 +45,10 @@ TOKENS, SIDE = 2048, 64
 def rows_of(kind: str, args: argparse.Namespace) -> list[bytes]:
     """Make the rows of both nodes."""
     wanted = args.megabytes << 20
-    if kind == "jpeg":
+    if kind == "large jpeg":
+        files = pq.read_table(args.parquet / "cifar10-train.parquet")["jpg"].to_pylist()
+        return [_mosaic(files[at : at + 64]) for at in range(0, wanted // 420, 64)]
+    if kind == "small jpeg":
         files = pq.read_table(args.parquet / "cifar10-train.parquet")["jpg"].to_pylist()
         return list(files[: wanted // (sum(map(len, files)) // len(files))])
     if kind == "tokens":
@@ -58,6 +63,15 @@ def rows_of(kind: str, args: argparse.Namespace) -> list[bytes]:
         bits = (280 + 20 * field).astype("<f4").view("<u4")
         found.append((bits & np.uint32(0xFFFFF000) if kind == "rounded grids" else bits).tobytes())
     return found
+
+
+def _mosaic(files: list[bytes]) -> bytes:
+    """Make one picture of 256 x 256 of 64 small ones."""
+    whole, made = Image.new("RGB", (256, 256)), io.BytesIO()
+    for place, each in enumerate(files):
+        whole.paste(Image.open(io.BytesIO(each)), (place % 8 * 32, place // 8 * 32))
+    whole.save(made, "JPEG", quality=90)
+    return made.getvalue()
 
 
 def train(how: str, path: str, cache: str, epochs: int, out: str) -> None:
@@ -129,7 +143,11 @@ def main() -> None:
     parser.add_argument("--rank", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--parquet", type=Path)
     parser.add_argument("--text", type=Path)
-    parser.add_argument("--kinds", nargs="*", default=["tokens", "grids", "rounded grids", "jpeg"])
+    parser.add_argument(
+        "--kinds",
+        nargs="*",
+        default=["tokens", "grids", "rounded grids", "small jpeg", "large jpeg"],
+    )
     parser.add_argument("--rates", nargs="*", default=["100mbit", "1gbit"])
     for name, value in (("megabytes", 48), ("epochs", 5), ("turns", 2)):
         parser.add_argument(f"--{name}", type=int, default=value)

@@ -133,6 +133,15 @@ class Assembler:
             self._add_rows(job, start, stop, "free")
         return filled - began, time.perf_counter() - filled
 
+    def take_in(self, job: BatchJob, start: int, stop: int, bad: frozenset[int]) -> None:
+        """Note that feeders made the rows [start, stop), but for what is copied as it lies."""
+        if self._transform is None and not self._keep_samples:
+            position = job.work.located.position[start:stop]
+            for column, out in job.copies:
+                column.take(position, 0, out[start:stop], "clip")
+        self.filler.add_bad(job, bad)
+        job.fed.update(range(start, stop))
+
     def complete(self, job: BatchJob) -> None:
         """Transform what `run` has left to the loader's own thread; when all rows are filled."""
         if job.here:
@@ -144,7 +153,7 @@ class Assembler:
         if job.samples is None and job.results is None:
             return
         for row in range(start, stop):
-            if row in job.work.bad:
+            if row in job.work.bad or row in job.fed:
                 continue
             sample = self._made(job, row, how)
             if sample is None:

@@ -28,9 +28,9 @@ NUM_BUCKETS = 32 * PER_DOUBLING
 BLOCKED = ("source", "disk")
 """Causes that the loop's own thread is blocked on: rows that are read from the source, or ahead
 from the node's disk."""
-MAKING = ("decode", "copy", "transform", "processes")
+MAKING = ("decode", "copy", "transform", "processes", "feeder")
 """Causes that others work on meanwhile: the fields of rows, decoded or else copied; transforms and
-collates; or worker processes, which do not say which."""
+collates; or worker processes, which do not say which, as do feeders on other nodes."""
 CAUSES = (*BLOCKED, *MAKING)
 
 PERCENTILES = (50, 95, 99)

@@ -38,6 +38,10 @@ class Filler:
         on_error: What to do with a row that does not decode.
         trusts_pictures: Whether pictures that were refused while staging are decoded all the same.
         decoder: Of the device that decodes pictures; None: no field asks for it.
+
+    Attributes:
+        sizes: Of fields of pictures that name none: that of the first picture.
+        worked_on: The fields that are more than copied.
     """
 
     def __init__(
@@ -53,7 +57,7 @@ class Filler:
     ) -> None:
         self._reader, self._fields, self._ring, self._on_error = reader, fields, ring, on_error
         self._seed, self._trusts_pictures, self._decoder = seed, trusts_pictures, decoder
-        self._sizes: dict[str, Size] = {}
+        self.sizes: dict[str, Size] = {}
         self._at_once: dict[str, PicturesAtOnce | None] = {}
         self._lock = threading.Lock()
         schema = reader.schema
@@ -97,12 +101,16 @@ class Filler:
             for name in schema.variable
             if isinstance(kind := fields[name], Tokens) and kind.length is None
         ]
-        compressed = any(name in pictures for name in schema.variable)
-        self.decodes = compressed or bool(self._anew or self.own or self._patches)
+        compressed = pictures.keys() & {*schema.variable}
+        self.worked_on = {*compressed, *self._anew, *self.own, *self._patches}
+        self.decodes = bool(self.worked_on)
 
-    def gather_small(self, position: NDArray[np.int64]) -> dict[str, Array]:
+    def gather_small(
+        self, position: NDArray[np.int64], reader: RowReader | None = None
+    ) -> dict[str, Array]:
         """Copy the small fixed fields of positions of any shape: dtype[*position.shape, *shape]."""
-        return {name: self._reader.column(number)[position] for number, name in self._small}
+        reader = reader or self._reader
+        return {name: reader.column(number)[position] for number, name in self._small}
 
     def plain_columns(self) -> dict[str, Array] | None:
         """The large fixed fields, if a batch is nothing but copies of fixed fields; or None."""
@@ -241,9 +249,9 @@ class Filler:
         addresses: NDArray[np.uint64],
         lengths: NDArray[np.int64],
     ) -> Value:
-        size = kind.out if kind.out is not None else self._sizes.get(name)
+        size = kind.out if kind.out is not None else self.sizes.get(name)
         if size is None:
-            size = self._sizes[name] = self._first_size(job, name, kind, data)
+            size = self.sizes[name] = self._first_size(job, name, kind, data)
         if isinstance(kind, Image) and kind.decode == "device":
             planned = PicturesOnDevice(kind, len(data), size)
             job.images.append(Pictures(name, kind, data, planned, addresses, lengths))
@@ -414,8 +422,12 @@ class Filler:
             if "on_error" not in message:
                 message += ', or go on without such samples with on_error="skip"'
             raise FieldError(message).knowing(self.about(job, row)) from error.__cause__
+        self.add_bad(job, {row})
+
+    def add_bad(self, job: BatchJob, rows: Iterable[int]) -> None:
+        """Leave rows to become padding."""
         with self._lock:
-            job.work.bad |= {row}
+            job.work.bad |= frozenset(rows)
 
     def about(self, job: BatchJob, row: int) -> About:
         """Name the sample of a row, for an error."""

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from itertools import chain, pairwise, repeat, starmap
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +37,9 @@ from dataio.source.base import place_of
 from dataio.store.files.fetch import Fetcher
 from dataio.store.files.reader import RowReader, locate
 from dataio.store.pool import Pool
+
+if TYPE_CHECKING:
+    from dataio.batch.feeders import offload
 
 INLINE_BYTES = 16 << 20
 """Up to this a batch is copied on the caller's thread: handing it over would cost more."""
@@ -74,6 +78,7 @@ class Gather:
 
     Attributes:
         shaper: Puts batches together.
+        feeders: Make rows elsewhere; None: nobody does.
     """
 
     def __init__(
@@ -145,13 +150,22 @@ class Gather:
         self._threads = (
             ThreadPoolExecutor(num_threads, "tonari-decode") if num_threads > 0 else None
         )
+        paths = tuple(file.path for file in cache.files.fixed)
+        for_workers = WorkerArguments(
+            cache.schema, cache.directory, paths, fields, transform, collate is not None, seed,
+            arguments.on_error, trusts_pictures, logs, cache.num_tiles,
+        )  # fmt: skip
+        self.feeders: offload.Feeders | None = None
+        if workers.feeders is not None and self._threads is not None and self._assembler.by_row:
+            from dataio.batch.feeders.offload import Feeders
+
+            self.feeders = Feeders(
+                Path(workers.feeders), for_workers, reader=self._reader, work=self._run_part,
+                assembler=self._assembler, threads=self._threads, num_threads=num_threads,
+                replica=replica,
+            )  # fmt: skip
         self._workers: WorkerProcesses | None = None
         if workers.processes > 0:
-            paths = tuple(file.path for file in cache.files.fixed)
-            for_workers = WorkerArguments(
-                cache.schema, cache.directory, paths, fields, transform, collate is not None, seed,
-                arguments.on_error, trusts_pictures, logs, cache.num_tiles,
-            )  # fmt: skip
             self._workers = WorkerProcesses(
                 for_workers,
                 num_processes=workers.processes,
@@ -218,7 +232,8 @@ class Gather:
             may_wait=lambda one: one.fetch is not None and not one.fetch.done(),
         )  # fmt: skip
         self._running = running
-        return map(self._taken, running)
+        batches = map(self._taken, running)
+        return batches if self.feeders is None else self.feeders.paced(batches)
 
     def _inline(self, pending: Iterator[Pending]) -> Iterator[Batch]:
         """Make batches on the caller's thread."""
@@ -272,6 +287,8 @@ class Gather:
         # Putting a batch together is a transform's share only where there is one.
         last = "transform" if self._transforms else fill
         spent[last] = spent.get(last, 0.0) + transform_s
+        if self.feeders is not None:
+            spent["feeder"] = self.feeders.busy_s
         # They do not say what they do: all that is left of a wait is theirs.
         return spent if self._workers is None else spent | {"processes": time.perf_counter()}
 
@@ -293,6 +310,8 @@ class Gather:
     def close(self) -> None:
         """Stop threads and processes, and let go of the mapped rows; idempotent."""
         self.stop()
+        if self.feeders is not None:
+            self.feeders.close()
         if self._threads is not None:
             self._threads.shutdown()
         if self._workers is not None:
@@ -392,15 +411,19 @@ class Gather:
         left = Unfinished(job, pending, self.shaper.plan())
         is_left = job.here or left.how != "free"
         parts = _BatchParts(num_parts, lambda: left if is_left else self._finish(*left))
-        for start, stop in pairwise(bounds):
-            self._threads.submit(parts.run, self._run_part, job, start, stop)
+        if self.feeders is not None:
+            self.feeders.put(job, bounds, parts.run)
+        else:
+            for start, stop in pairwise(bounds):
+                self._threads.submit(parts.run, self._run_part, job, start, stop)
         return self._ended(parts.batch) if left.how == "look" else parts.batch
 
     def _num_parts(self, job: BatchJob) -> int:
         """Choose in how many parts threads work on a batch."""
         if not self._assembler.by_row:
             return 1
-        most = min(4 * self._num_threads, num_rows(job))
+        others = 0 if self.feeders is None else self.feeders.num_cores
+        most = min(4 * (self._num_threads + 2 * others), num_rows(job))
         is_slow = self._transforms or job.decodes or job.cuts
         if is_slow or not job.images or not all(one.at_once for one in job.images):
             return most
@@ -430,6 +453,8 @@ class Gather:
     def _finish(self, job: BatchJob, pending: Pending, how: How) -> Batch | Undecodable:
         started = time.perf_counter()
         self._assembler.complete(job)
+        if self.feeders is not None and job.here:
+            self.feeders.add_completed(time.perf_counter() - started)
         try:
             values, samples = self._values(job)
         except NothingDecodesError:

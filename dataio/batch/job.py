@@ -1,7 +1,7 @@
 """A batch that is being made: what it needs, and what has been filled so far."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -92,6 +92,7 @@ class BatchJob:
         results: What the transform's samples go into, or what fields with a ``decode`` return.
         samples: The samples themselves, for a collate.
         done: The first rows, which `prepare` has transformed already.
+        fed: Rows that feeders have made.
         here: Whether all others are transformed by `complete`, on the loader's own thread.
     """
 
@@ -105,6 +106,7 @@ class BatchJob:
     results: StackedColumns | None = None
     samples: list[Sample | None] | None = None
     done: int = 0
+    fed: set[int] = field(default_factory=set)
     here: bool = False
 
 

@@ -18,11 +18,15 @@ UNGUARDED = 73
 """The exit status of a worker process that was about to run the whole script once more."""
 
 
-def check_sendable(functions: Mapping[str, object]) -> None:
+def check_sendable(
+    functions: Mapping[str, object], *, instead: str = THREADS, by_feeders: bool = False
+) -> None:
     """Refuse, before any process is started, what processes will not find.
 
     Args:
         functions: What they are to run, by what messages call it.
+        instead: What else to do, for messages.
+        by_feeders: Whether they are those of feeders, which import no script.
 
     Raises:
         ValueError: If one cannot be pickled, or is defined where no other process can read it.
@@ -30,7 +34,7 @@ def check_sendable(functions: Mapping[str, object]) -> None:
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None)
     by_name = getattr(main, "__spec__", None) is not None
-    if path is not None and not by_name and not Path(path).is_file():
+    if not by_feeders and path is not None and not by_name and not Path(path).is_file():
         raise ValueError(
             f"Workers: processes cannot read the script again, which came from {path}, expected a "
             f"file; save it and run `python FILE`, {THREADS}"
@@ -42,13 +46,14 @@ def check_sendable(functions: Mapping[str, object]) -> None:
             raise ValueError(
                 f"{what}: {function!r:.80} cannot be sent to processes ({error}), expected what is "
                 "defined at the top of a module: no lambda, nothing that a function or a cell "
-                f"makes; move it there, give it arguments by functools.partial, {THREADS}"
+                f"makes; move it there, give it arguments by functools.partial, {instead}"
             ) from error
-        if b"__main__" in data and path is None and not by_name:
+        if b"__main__" in data and (by_feeders or (path is None and not by_name)):
+            where = "the script itself" if by_feeders else "a notebook or on the command line"
             raise ValueError(
-                f"{what}: {function!r:.80} is defined in a notebook or on the command line, where "
+                f"{what}: {function!r:.80} is defined in {where}, where "
                 "processes cannot read it; write it into a file beside it, such as mine.py, and "
-                f"import it from there, {THREADS}"
+                f"import it from there, {instead}"
             )
 
 

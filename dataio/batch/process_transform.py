@@ -111,7 +111,7 @@ class WorkerRows(Dataset[Made]):
         most = int(work.located.position.max())
         if self._assembler is None or most >= self._num_positions:
             reader = _reader(self._arguments)
-            self._assembler = _assembler(self._arguments, reader)
+            self._assembler = make_assembler(self._arguments, reader)
             self._num_positions = min((len(file.rows) for file in reader.fixed), default=0)
             if self._fetcher is not None:
                 self._fetcher.close()
@@ -147,7 +147,8 @@ def _reader(arguments: WorkerArguments) -> RowReader:
     return RowReader(arguments.schema, files, arguments.directory)
 
 
-def _assembler(arguments: WorkerArguments, reader: RowReader) -> Assembler:
+def make_assembler(arguments: WorkerArguments, reader: RowReader) -> Assembler:
+    """Make what makes rows in a process that does nothing else."""
     return Assembler(
         reader,
         arguments.fields,
@@ -301,7 +302,7 @@ class WorkerProcesses:
 
     def _started(self) -> DataLoader[Made]:
         if self._loader is None:
-            with _environment(ENVIRONMENT):
+            with environment(ENVIRONMENT):
                 # Torch and we are imported once there, not once a process.
                 forkserver.set_forkserver_preload([__name__])
                 forkserver.ensure_running()
@@ -312,7 +313,7 @@ class WorkerProcesses:
                 num_workers=self._num_processes,
                 prefetch_factor=self._depth,
                 collate_fn=_same,
-                worker_init_fn=_end_with_parent,
+                worker_init_fn=end_with_parent,
                 multiprocessing_context="forkserver",
                 persistent_workers=True,
                 # Torch looks only then whether the processes live.
@@ -338,7 +339,7 @@ def _turned_back(made: Made) -> Made:
     return replace(made, values=values)
 
 
-def _end_with_parent(worker_id: int) -> None:
+def end_with_parent(worker_id: int = 0) -> None:
     """End this process with the one that started it, however that ends.
 
     Torch looks for the end of its parent, and that is the forkserver, which waits for this one.
@@ -358,7 +359,8 @@ def _same(made: object) -> object:
 
 
 @contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables meanwhile."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

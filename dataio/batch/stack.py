@@ -84,20 +84,30 @@ class StackedColumns:
 
     def _choose(self, row: int, sample: Mapping[str, object]) -> None:
         """Make the columns that the first row needs."""
+        arrays = {name: as_array(value) for name, value in sample.items()}
+        self.columns_of(
+            {name: a if a is None else (a.shape, a.dtype) for name, a in arrays.items()}, row
+        )
+
+    def columns_of(
+        self, described: "Mapping[str, Form | None]", row: int = 0
+    ) -> dict[str, Value] | None:
+        """Find the columns of rows of these forms, or make them; None if the batch has others.
+
+        Args:
+            described: As `forms` does.
+            row: The first of them.
+        """
         with self._lock:
-            if self.values:
-                return
-            num_rows = len(self._sample_id)
-            made: dict[str, Value] = {}
-            for name, value in sample.items():
-                array = as_array(value)
-                made[name] = (
-                    [None] * num_rows
-                    if array is None
-                    else self._ring.take((num_rows, *array.shape), array.dtype)
-                )
-            self._first = row
-            self.values = made
+            if not self.values:
+                self._first = row
+                self.values = {
+                    name: [None] * len(self._sample_id)
+                    if form is None
+                    else self._ring.take((len(self._sample_id), *form[0]), form[1])
+                    for name, form in described.items()
+                }
+            return self.values if forms(self.values) == dict(described) else None
 
     def _listed(self, row: int, name: str, value: object) -> object:
         if isinstance(value, AsList):

@@ -17,7 +17,7 @@ CODEC, LEVEL = "zstd", 1
 RATE_BYTES = 8 << 20
 """Over so many sent bytes a link's rate is found: what buffers hold, passes at once."""
 MOST_LEFT = 0.9
-"""Of a segment's bytes: one of which more is left goes as it is, such as one of JPEG rows."""
+"""Of a segment's bytes: one of which more is left goes as it is, as of large JPEG rows."""
 
 Bytes = NDArray[np.uint8]
 

@@ -7,7 +7,6 @@ read again until all are there.
 
 import contextlib
 import os
-import socket
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dataio.base.atomic import write_file
 from dataio.base.errors import WorldError
+from dataio.base.network import own_name
 from dataio.job.meeting import POLL_S
 from dataio.world import World
 from dataio.world.discover import torch_world
@@ -45,7 +45,7 @@ def connect(
     """
     soon = timedelta(seconds=min(timeout_s, soon_s))
     if rank == 0:
-        host, word = _own_name(), os.urandom(8).hex()
+        host, word = own_name(), os.urandom(8).hex()
         store = TCPStore(host, 0, world_size, is_master=True, timeout=soon, wait_for_workers=False)
         store.set(f"{word}-0", "")
         try:
@@ -86,17 +86,6 @@ def find_store(file: Path, rank: int, world_size: int, soon_s: float) -> TCPStor
         f"live: rank {rank} has not found all others by {file} within {soon_s:.0f} s ({why}); see "
         "that all have started, and that all nodes see its directory"
     )
-
-
-def _own_name() -> str:
-    """Name this machine to the others, if its name leads to it."""
-    name = socket.gethostname()
-    try:
-        with socket.socket() as made:
-            made.bind((name, 0))
-    except OSError:
-        return "127.0.0.1"
-    return name
 
 
 def _read(file: Path) -> str:

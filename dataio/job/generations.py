@@ -20,7 +20,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from dataio.base.atomic import write_file
-from dataio.base.errors import WorldError
+from dataio.base.errors import CacheBusyError, WorldError
 from dataio.job.connect import connect
 from dataio.job.faults import find_cause, is_of_a_peer
 from dataio.job.launch import share_cores
@@ -177,9 +177,11 @@ class Generations:
         """Tell the others that this rank ends by an error of its own: they end too.
 
         They do not where it is a newcomer that has no state yet: its node may lack what they have.
+        Nor where ranks were lost, and one that stands still holds the cache of this node.
         """
+        is_locked_out = self._number > 0 and isinstance(error, CacheBusyError)
         with contextlib.suppress(OSError):
-            if self._is_new and not has_state:
+            if (self._is_new and not has_state) or is_locked_out:
                 self._next_meeting().leave()
                 return
             words = f"rank {self._rank} failed: {type(error).__name__}: {error}"

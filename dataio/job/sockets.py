@@ -10,17 +10,11 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-SILENT_LINK_S = 15
-"""For which a node's system may not answer: one without power or network closes no connection."""
+from dataio.base.network import CONNECTING, KEEP_ALIVE
+
 SEEN_S = 0.1
 """Time for gloo to see that nothing more comes. Of a write that fails before it says nothing, and
 the rank waits for it until the group's timeout."""
-KEEP_ALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENT_LINK_S),
-)
 
 
 class Sockets:
@@ -34,14 +28,18 @@ class Sockets:
     @contextlib.contextmanager
     def noting(self, *, watched: bool = False) -> Iterator[None]:
         """Note the connections that are made within, all of them to other ranks if ``watched``."""
-        before = _open_sockets()
-        try:
-            yield
-        finally:
-            for descriptor, name in _open_sockets().items():
-                if before.get(descriptor) != name:
-                    with contextlib.suppress(OSError):  # another thread has closed it
-                        self._note(socket.socket(fileno=os.dup(descriptor)), watched)
+        with CONNECTING:
+            before = _open_sockets()
+            try:
+                yield
+            finally:
+                self._note_new(before, watched)
+
+    def _note_new(self, before: dict[int, str], watched: bool) -> None:
+        for descriptor, name in _open_sockets().items():
+            if before.get(descriptor) != name:
+                with contextlib.suppress(OSError):  # another thread has closed it
+                    self._note(socket.socket(fileno=os.dup(descriptor)), watched)
 
     def _note(self, made: socket.socket, watched: bool) -> None:
         # Of this process: those by which the loops of asyncio wake up go on.

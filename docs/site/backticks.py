@@ -54,7 +54,7 @@ FOREIGN = frozenset(
 )
 FOREIGN_OPTIONS = frozenset(
     "--cpus-per-task --gpus-per-node --gpus-per-task --gres --mem --mpi --nodes --ntasks-per-node "
-    "--open-mode --requeue --signal "  # Slurm
+    "--het-group --open-mode --requeue --signal "  # Slurm
     "--kill-on-bad-exit --no-kill --wait "  # srun
     "--master-addr --max-restarts --nnodes --rdzv-endpoint --signals-to-handle "  # torchrun
     "--ipc --network --nv --rocm --shm-size --llio --devices --help --version".split()

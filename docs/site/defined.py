@@ -21,7 +21,7 @@ COMMANDS = (
     "demo", "init", "train", "pack", "cache ls", "cache inspect", "cache stage", "cache verify",
     "cache prune", "cache export", "bench loader", "bench io", "bench compare", "bench exchange",
     "bench importance", "verify", "simulate", "probe", "plan", "rehearse", "search", "ablate",
-    "hardest", "rows", "runs", "evaluate", "certify", "export", "stats", "doctor",
+    "hardest", "rows", "runs", "evaluate", "feed", "certify", "export", "stats", "doctor",
 )  # fmt: skip
 ANY = "**"
 OPTION = re.compile(r"--[a-z][a-z0-9-]*")

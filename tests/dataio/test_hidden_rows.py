@@ -14,7 +14,7 @@ import dataio.batch.lookup
 import dataio.rows.decode
 from dataio import Image, Int, Loader, NodeCache, Reports, Workers
 from dataio.batch.job import BatchWork
-from dataio.batch.process_transform import WorkerArguments, WorkerRows, _assembler
+from dataio.batch.process_transform import WorkerArguments, WorkerRows, make_assembler
 from dataio.rows.fields import Field
 from dataio.store.files.fetch import Fetcher
 from dataio.store.files.reader import RowReader, locate
@@ -202,7 +202,9 @@ def test_a_process_that_decodes_fetches_its_rows_too_beyond_memory(
             cache.schema, cache.directory, paths, KIND_FIELDS, None, False, 0, "raise"
         )
         located = locate(cache.entries, np.arange(8))
-        here = _assembler(for_workers, RowReader(cache.schema, cache.files.fixed, cache.directory))
+        here = make_assembler(
+            for_workers, RowReader(cache.schema, cache.files.fixed, cache.directory)
+        )
         small = here.filler.gather_small(located.position)
         job = here.prepare(BatchWork(0, 0, located, small))
         here.run(job, 0, 8)

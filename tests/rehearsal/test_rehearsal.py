@@ -27,7 +27,7 @@ SEEDS = [
     *IN_CI,
     *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(100) if seed not in IN_CI),
 ]
-LIVE_IN_CI = (0, 9, 11, 3014, 3438)
+LIVE_IN_CI = (0, 9, 11, 3014, 3327, 3438)
 LIVE_SEEDS = [
     *LIVE_IN_CI,
     *(pytest.param(seed, marks=pytest.mark.nightly)

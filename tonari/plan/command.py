@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tonari.names import EXAMPLES
 from tonari.outputs import check_output, check_report
-from tonari.plan.options import add_outputs, fraction, settings
+from tonari.plan.options import add_outputs, fraction, settings, whole
 from tonari.plan.picture import part_name, plan_bars
 from tonari.sizes import format_bytes
 from tonari.terminal import show, wrote
@@ -77,6 +77,14 @@ def main(argv: list[str]) -> int:
             f"{given.probe}: a probe without data, so there is no epoch to put beside {given.run}; "
             "probe without --no-data"
         )
+    fed = []
+    if given.feeders:
+        from tonari.plan.feeders import feeder_words, plan_feeders
+
+        fed = plan_feeders(
+            best, most=given.feeders, cores=given.feeder_cores, cluster=cluster,
+            hidden_fraction=given.hidden,
+        )  # fmt: skip
     why = []
     if given.explain:
         explained = explain(best.config, best.probe, best.plan.simulation, cluster=cluster)
@@ -93,6 +101,8 @@ def main(argv: list[str]) -> int:
         documents = list(map(_document, choices))
         if why:
             documents[0]["explanation"] = [asdict(row) for row in why]
+        if fed:
+            documents[0]["feeders"] = [asdict(each) for each in fed]
         if epoch and learned:
             documents[0]["learned"] = learned_document(epoch, learned, given.run)
         print(json.dumps(documents if are_many else documents[0], indent=1))
@@ -102,6 +112,7 @@ def main(argv: list[str]) -> int:
     lines = ["", *explanation_table(why).text(), "", *NOTES] if why else []
     epochs = best.config.run.epochs
     lines = [*_words(best), *lines, *_epoch_words(epoch, epochs)]
+    lines += feeder_words(fed) if fed else []
     if epoch and learned:
         lines += learned_words(epoch, learned, given.run, epochs)
     show([*lines, *wrote(given.timeline, given.picture, given.report)])
@@ -255,6 +266,19 @@ def _parser() -> argparse.ArgumentParser:
         "--hidden", type=fraction, default=0.0, metavar="F",
         help="share of the rows that an epoch leaves out (default: 0)",
     )  # fmt: skip
+    parser.add_argument(
+        "--feeders",
+        type=whole,
+        default=0,
+        metavar="K",
+        help="say whether 1 to K nodes that decode for those that train pay (tonari feed)",
+    )
+    parser.add_argument(
+        "--feeder-cores",
+        type=whole,
+        metavar="N",
+        help="cores of each (default: as many as the ranks of the probed node may use)",
+    )
     parser.add_argument(
         "--explain", action="store_true",
         help="add a step by simple equations, term by term, beside the simulated one",

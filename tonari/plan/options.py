@@ -15,6 +15,13 @@ def fraction(text: str) -> float:
     return share
 
 
+def whole(text: str) -> int:
+    """Read a number of nodes or cores, >= 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}, expected a whole number from 1 on")
+    return int(text)
+
+
 def settings(text: str) -> tuple[str, ...]:
     """Split settings that are given as one word."""
     return tuple(text.split())

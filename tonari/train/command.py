@@ -55,6 +55,10 @@ def main(argv: list[str]) -> int:
         config, resume=given.resume, metrics_path=given.metrics, plan=given.plan,
         skip_steps=parse_skips(given.skip_steps),
     )  # fmt: skip
+    if summary.finished and summary.rank == 0 and config.data.workers.feeders is not None:
+        from dataio.batch.feeders.directory import end_run
+
+        end_run(Path(config.data.workers.feeders))
     # What a shell goes by, as after any Ctrl-C: the next command of a script is not run. Of several
     # ranks launchers would report it as a failure.
     return INTERRUPTED if summary.stopped_by == "SIGINT" and summary.world_size == 1 else 0

@@ -173,7 +173,16 @@ TILED = (
     "and their messages (docs/tiles.md)"
 )
 MEMORY_TITLE = "Its memory, in bytes; activations are estimated (docs/train.md), buffers left out"
-MEMORY = ("pp", "parameters", "gathered", "gradients", "optimizer", "activations", "total")
+MEMORY = (
+    "pp",
+    "parameters",
+    "gathered",
+    "gradients",
+    "optimizer",
+    "activations",
+    "copies",
+    "total",
+)
 STEP_TITLE = (
     "A step without data, as the first rank at each pp coordinate (with each tile); bytes without "
     "the batch"

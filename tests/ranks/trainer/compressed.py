@@ -47,7 +47,8 @@ def average(rank: int, size: int) -> dict[str, Any]:
         got += layer.weight.grad
         left.append(float(error.abs().max()))
         bases.append(basis.tolist())
-    bias = layer.bias.grad.tolist()
+    bias: Any = layer.bias.grad
+    bias = bias.tolist()
     layer.weight.grad = layer.bias.grad = None
     compression.average(STEPS)
     unused = [layer.weight.grad, layer.bias.grad] == [None, None]
@@ -65,7 +66,8 @@ def average(rank: int, size: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    directory, report = Path(sys.argv[1]), {}
+    directory = Path(sys.argv[1])
+    report: dict[str, Any] = {}
     assert AXES[1] == "dp_replicate"
     with join(device="cpu") as job:
         rank = job.world.rank

@@ -5,13 +5,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.multirank import RunRanks
 from tests.trainer.digits import write_config
 from tests.trainer.run.runs import lines, run
-from tonari.oracle.trace import trace_step
+from tonari.oracle.trace import alone, trace_step
 from tonari.trainer.config.config import load_config
 from tonari.trainer.errors import ConfigError
+from tonari.trainer.mesh.compress import Compression
+from tonari.trainer.mesh.mesh import make_mesh
 
 SETTINGS = (
     "data.label=cls", "model.kind=vit", "model.patch=4", "model.width=8", "model.depth=2",
@@ -120,3 +123,11 @@ def test_a_mesh_of_one_replica_that_compresses_nothing_is_a_warning(
     given = ("optimizer.compress_gradients=bfloat16", *mesh)
     trace_step(load_config(config, given), world_size=4, rank=0)
     assert ("mesh.dp_replicate is 1, over which gradients are" in caplog.text) == warned
+
+
+def test_a_model_without_float32_gradients_is_refused() -> None:
+    layers = [nn.Linear(8, 8).double()]
+    with alone(0, 2):
+        mesh = make_mesh((1, 2, 1, 1, 1), device_type="cpu")
+        with pytest.raises(ConfigError, match=r"trains no float32 weights.*; leave it"):
+            Compression(layers, mesh, kind="powersgd", rank=1, warmup_steps=0, seed=0)

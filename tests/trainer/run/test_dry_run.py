@@ -100,6 +100,14 @@ def test_memory_follows_the_optimizer_the_schedule_and_recomputation(tmp_path: P
     assert memory("mesh.swap_blocks=1", "mesh.checkpointing=full")[2] < swaps[0]
 
 
+def test_copies_of_one_replica_s_pieces_are_counted(tmp_path: Path) -> None:
+    for shards, live, copies in ((2, True, 6), (2, False, 0), (1, True, 0)):
+        given = f"mesh.dp_shard={shards}", f"run.live={str(live).lower()}", "optimizer.ema=0.9"
+        chosen = load(tmp_path, "optimizer.kind=adamw", *given)
+        memory = dry_run(chosen, world_size=2, num_nodes=2).pipeline_ranks[0].memory
+        assert memory.copies_bytes == copies * memory.parameters_bytes
+
+
 COUNTED = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
 
 

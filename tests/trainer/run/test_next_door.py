@@ -17,7 +17,9 @@ from dataio.job.live import LiveJob
 from dataio.world import World
 from dataio.world.threads import run_threads, thread_worlds
 from tests.trainer.digits import write_config
+from tonari.trainer.checkpoint.directory import Progress
 from tonari.trainer.config.config import Config, load_config
+from tonari.trainer.deliver.deliver import ReplicaLoader
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.run import next_door
 from tonari.trainer.run.ema import WeightAverage
@@ -206,3 +208,31 @@ def test_an_optimizer_whose_steps_copies_could_not_take_is_refused(config):
     optimizer.register_step_post_hook(lambda *_: None)
     with pytest.raises(ConfigError, match=r"has hooks of its step.*leave run.live out"):
         live.check_optimizer(optimizer)
+
+
+def test_trained_weights_that_are_whole_on_each_rank_are_refused(config, monkeypatch):
+    class Cut(nn.Parameter):
+        pass
+
+    monkeypatch.setattr("tonari.trainer.run.live.DTensor", Cut)
+    live, whole = Live(config, SIZES), nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    live.check_optimizer(torch.optim.SGD([Cut(torch.zeros(2))]))
+    with pytest.raises(ConfigError, match=r"shape \[3\] is torch.complex64.*leave run.live out"):
+        live.check_optimizer(torch.optim.SGD([Cut(torch.zeros(2)), whole]))
+
+
+@pytest.mark.parametrize(("nodes", "warns"), [([1, 1, 1], False), ([3], True), ([1], False)])
+def test_a_node_that_has_pieces_and_their_copies_is_warned_of(
+    config, monkeypatch, caplog, nodes, warns
+):
+    sent = SimpleNamespace(wait=lambda: None)
+    silent = SimpleNamespace(isend=lambda *_: sent, recv=lambda *_: None)
+    monkeypatch.setattr(next_door, "dist", silent)
+    live, model, world = Live(config, SIZES), nn.Linear(3, 3), thread_worlds(nodes)[0]
+    live._job = cast(
+        LiveJob,
+        SimpleNamespace(world=world, ranks=range(sum(nodes)), keep=lambda *_, **its: its),
+    )
+    optimizer = torch.optim.SGD(model.parameters())
+    live.keep(Progress(), cast(ReplicaLoader, None), optimizer, [model], None)
+    assert ("more than half of the ranks are on one node" in caplog.text) == warns

@@ -455,6 +455,7 @@ def test_a_step_keeps_its_rows_where_they_divide(tmp_path, before, now, rows, ac
         ((1, 2, 1, 1, 1), ["run.device=cuda"], 'run.device is "cuda"'),
         ((1, 1, 2, 1, 2), [], "all 4 ranks are one replica"),
         ((2, 2, 1, 1, 1), [], r"mesh.pp = 2 and optimizer.clip = 0"),
+        ((1, 1, 4, 1, 1), [], r"mesh.dp_shard = 4 and optimizer.clip = 0"),
         ((1, 2, 1, 2, 1), [], r"mesh.cp takes 2 ranks"),
     ],
 )

@@ -4,8 +4,10 @@ import contextlib
 import itertools
 import math
 import os
+import socket
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dataio import Array, NodeCache
 from dataio.base.filesystem import cache_directory
+from dataio.base.network import listen
 from dataio.base.sizes import parse_bytes
+from dataio.batch.feeders.wire import receive, receive_into, send
 from dataio.job.launch import Job
 from dataio.rows.fields import row_schema
 from dataio.source.base import ReadsTiles
@@ -51,6 +56,8 @@ MOST_BATCHES = 40
 TIMED_ENDS = 3
 """Of epochs."""
 WRITTEN_BYTES = 64 << 20
+TRADES, TRADED_ROWS = 15, 8
+"""Messages to a feeder that are timed, and their rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +81,9 @@ class DataTimes:
         pieces: Of the source, that are read whole; None: its rows can be read alone.
         guessed_row_bytes: Of the source's files, for each row, headers and all: what a loader
             takes a row for when it divides a quota; 0: nobody counted them; None: nobody looked.
+        made_row_bytes: In a batch; None: nobody looked.
+        trade_row_s: Of a core, to send a row to a feeder and take in what it made of it; None:
+            nobody looked.
     """
 
     readers: int
@@ -88,6 +98,8 @@ class DataTimes:
     write_bytes_per_s: float
     pieces: Pieces | None = None
     guessed_row_bytes: float | None = None
+    made_row_bytes: float | None = None
+    trade_row_s: float | None = None
 
     def core_s(self, *, batch_size: int) -> float:
         """Compute what a core takes to decode and transform a row, of so many in a batch."""
@@ -176,8 +188,9 @@ def _plain(config: Config, directory: Path) -> Config:
     data = config.data
     quota = min(parse_bytes(QUOTA), data.cache.quota_bytes or parse_bytes(QUOTA))
     cache = NodeCache(directory, quota=quota, verify=data.cache.verify)
+    staging, workers = replace(data.staging, when="before"), replace(data.workers, feeders=None)
     return replace(
-        config, data=replace(data, cache=cache, staging=replace(data.staging, when="before")),
+        config, data=replace(data, cache=cache, staging=staging, workers=workers),
         importance=ImportanceConfig(), mesh=MeshConfig(),
     )  # fmt: skip
 
@@ -209,6 +222,8 @@ def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
             evaluation = loader.evaluation(test, fields=given, transform=own.evaluation_transform)
             evaluated_rows = len(evaluation) * config.data.batch_size * job.world.world_size
         batch_s, batch_cores, epoch_end_s = _time_epochs(loader, job.world)
+        tensors = (each for each in next(iter(loader)).values() if isinstance(each, torch.Tensor))
+        made_row_bytes = sum(each.nbytes for each in tensors) / config.data.batch_size
         streamed = loader.stats()
         # Each rank stages its part of the node's rows, and streams those of its own batches that
         # the quota leaves no room for
@@ -251,7 +266,36 @@ def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
             write_bytes_per_s=_time_writing(Path(config.run.directory)),
             pieces=pieces,
             guessed_row_bytes=guessed_row_bytes,
+            made_row_bytes=made_row_bytes,
+            trade_row_s=_time_trade(round(row_bytes), round(made_row_bytes)),
         )
+
+
+def _time_trade(row_bytes: int, made_row_bytes: int) -> float:
+    """Time what a core takes to send a row, and to take in what was made of it."""
+    rows, made = np.zeros((TRADED_ROWS, row_bytes), np.uint8), bytearray(made_row_bytes)
+    took_s = []
+    with listen("127.0.0.1") as listening:
+        here = socket.create_connection(listening.getsockname()[:2])
+        there, _ = listening.accept()
+
+    def answer() -> None:
+        for _ in range(TRADES):
+            _, num_bytes = receive(there)
+            receive_into(there, [bytearray(num_bytes)])
+            send(there, None, [bytes(made)] * TRADED_ROWS)
+
+    with here, there:
+        other = threading.Thread(target=answer)
+        other.start()
+        for _ in range(TRADES):
+            began = time.thread_time()
+            send(here, None, list(rows))
+            receive(here)
+            receive_into(here, [made] * TRADED_ROWS)
+            took_s.append((time.thread_time() - began) / TRADED_ROWS)
+        other.join()
+    return statistics.median(took_s)
 
 
 def _time_epochs(loader: ReplicaLoader, world: World) -> tuple[float, float, float]:

@@ -242,8 +242,9 @@ class RunConfig(Section):
         peak_tflops: Of a device, for the MFU; 0: as known of it.
         device: Where to compute; ``"auto"``: on GPUs, where there are some.
         timeout_s: Longest wait for another rank.
-        live: Trains on when ranks are lost, with the replicas that are left, in the same processes:
-            on CPUs, by a launcher that ends none with the first. See docs/live.md.
+        live: Trains on when ranks are lost, with the replicas that are left, or what is left of one
+            over dp_shard, in the same processes: on CPUs, by a launcher that ends none with the
+            first. See docs/live.md.
         verify: Compares the first step of a model of your own with one process of plain torch,
             once: on several ranks, or with ``mesh.checkpointing``. See docs/models.md.
     """

@@ -7,7 +7,7 @@ replica alone, and their gradients are averaged here, once a step.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -16,10 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from dataio.base.seeding import key
-from tonari.trainer.config.optimizer import Compressed
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.average import average_gradients, dense_gradient
 from tonari.trainer.private.messages import all_gather
+
+Kind = Literal["bfloat16", "powersgd"]
 
 SEGMENT = 128 << 10
 """Numbers that go to a rank in one message. Longer ones hold up, on a link of 100 Mbit, what the
@@ -66,7 +67,7 @@ class Compression:
     """
 
     def __init__(
-        self, parts: Sequence[nn.Module], mesh: DeviceMesh, *, kind: Compressed, rank: int,
+        self, parts: Sequence[nn.Module], mesh: DeviceMesh, *, kind: Kind, rank: int,
         warmup_steps: int, seed: int,
     ) -> None:  # fmt: skip
         self._group = mesh.get_group("dp_replicate")

@@ -22,6 +22,7 @@ from tonari.trainer.config.augment import check_rescoring
 from tonari.trainer.config.config import NO_SWAP, Config
 from tonari.trainer.config.kinds import check_args
 from tonari.trainer.config.model import GIVEN, MODELS
+from tonari.trainer.config.optimizer import Compressed
 from tonari.trainer.deliver.deliver import ReplicaLoader
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.compress import Compression
@@ -395,12 +396,12 @@ def spread(
         offload=settings.offload,
         swap=swap,
         tile=tile,
-        compresses=_compresses(config, mesh),
+        compresses=_compression(config, mesh) != "none",
     )  # fmt: skip
 
 
-def _compresses(config: Config, mesh: DeviceMesh) -> bool:
-    return config.optimizer.compress_gradients != "none" and mesh["dp_replicate"].size() > 1
+def _compression(config: Config, mesh: DeviceMesh) -> Compressed:
+    return config.optimizer.compress_gradients if mesh["dp_replicate"].size() > 1 else "none"
 
 
 def make_pipeline(
@@ -409,10 +410,10 @@ def make_pipeline(
 ) -> Pipeline:  # fmt: skip
     """Make what trains a rank's stages. Collective."""
     settings, optimizer = config.mesh, config.optimizer
-    compression = None
-    if _compresses(config, mesh):
+    compression, kind = None, _compression(config, mesh)
+    if kind != "none":
         compression = Compression(
-            parts, mesh, kind=optimizer.compress_gradients, rank=optimizer.compress_rank,
+            parts, mesh, kind=kind, rank=optimizer.compress_rank,
             warmup_steps=optimizer.compress_warmup_steps, seed=config.run.seed,
         )  # fmt: skip
     elif optimizer.compress_gradients != "none" and mesh.size() > 1 and not place.rank:

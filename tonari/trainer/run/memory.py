@@ -28,7 +28,8 @@ class Memory:
             where a pipeline keeps them gathered; none where nothing is sharded or cast.
         gradients_bytes: As its own parameters.
         optimizer_bytes: SGD with momentum keeps one number a parameter, AdamW two, and another
-            optimizer is taken to; an average of the weights is one more.
+            optimizer is taken to; an average of the weights is one more, and what PowerSGD has
+            not sent yet.
         activations_bytes: What autograd keeps of the microbatches under way, an estimate: counted
             on the stage as one process runs it; what selective recomputation saves is left in. Of a
             transformer tp divides it by its size with sequence_parallel, else 24 parts of 34 of it.
@@ -91,7 +92,7 @@ def memory_of(
     used = own if pp > 1 else counted.largest_block
     gathered = used * shards * COMPUTE_BYTES[mesh.dtype]
     states = int(optimizer.momentum > 0) if optimizer.kind == "sgd" else 2
-    states += optimizer.ema > 0
+    states += (optimizer.ema > 0) + (optimizer.compress_gradients == "powersgd")
     kept = stage_bytes * under_way(mesh.schedule, pp, pp_rank, layout) + passing_bytes
     return Memory(
         parameters_bytes=own * kept_bytes,

@@ -96,7 +96,7 @@ class PieceCopies:
         numbers: Of the ranks, in the order of the pieces.
         index: Of the own piece.
         copied: Of the piece that is copied here; the own one if this rank is alone.
-        are_apart: Whether each piece and its copy are on two nodes.
+        are_apart: Whether each piece and its copy are on two nodes; also of one rank alone.
     """
 
     def __init__(
@@ -108,7 +108,9 @@ class PieceCopies:
         self._world, self.numbers = job.world, job.ranks
         nodes = job.world.topology.node_of_rank
         self._holders = find_holders(nodes)
-        self.are_apart = all(nodes[r] != nodes[its] for r, its in enumerate(self._holders))
+        self.are_apart = len(nodes) == 1 or all(
+            nodes[rank] != nodes[holder] for rank, holder in enumerate(self._holders)
+        )
         self.index = job.world.rank
         self.copied = self._holders.index(self.index)
         self._twin: CutWeights | None = None

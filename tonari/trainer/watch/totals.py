@@ -103,6 +103,7 @@ CURES = {
     "copy": "put the cache on a faster disk or in memory, or keep fewer bytes of a row",
     "transform": "give it more threads ([data.workers] threads), or make the transform cheaper",
     "processes": "give it more processes, or make the transform cheaper",
+    "feeder": "give it more cores that feed, or more threads ([data.workers] threads)",
 }
 NOTABLE, NOTABLE_S = 0.05, 10.0
 """Of the time of steps, and in seconds: shorter waits are not worth a change."""

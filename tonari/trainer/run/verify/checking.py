@@ -177,7 +177,7 @@ def verified_config(config: Config, directory: Path, *, steps: int = STEPS) -> C
         data=replace(
             config.data, batch_size=MICROBATCH_ROWS * microbatches, exclude="",
             cache=NodeCache(str(directory / "cache")),
-            workers=replace(config.data.workers, threads=0, processes=0),
+            workers=replace(config.data.workers, threads=0, processes=0, feeders=None),
         ),
         shuffle=ShuffleConfig(kind="local"),
         importance=ImportanceConfig(),

@@ -1,0 +1,524 @@
+"""Where rows are made cannot be seen: neither in their bytes, nor in what is wrong with them."""
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import importance
+from dataio import AsList, FieldError, WorkerError, Workers
+from dataio.base.network import listen
+from dataio.batch.feeders import directory as found
+from dataio.batch.feeders import offload, serve
+from dataio.batch.feeders.offload import Feeders, PartRows
+from dataio.world import single_world
+from tests.dataio import test_pictures as pictures
+from tests.dataio.batch.gather_pool import FIELDS, gathered, open_pool, pick_in_turn, pixels
+from tests.dataio.batch.test_gather import assert_same
+from tests.dataio.batch.test_process_transform import draw, fail, jitter
+from tests.multirank import ROOT
+from tests.opened import make_gather
+
+LIMIT_S = 60.0
+HERE: dict[str, Any] = {"num_threads": 2}
+
+
+class OneCore:
+    """A feeder of one core, in this process."""
+
+    def __init__(self, directory: Path, *, makes: bool = True) -> None:
+        found.check_directory(directory)
+        self.core = serve._Core(secrets.token_bytes(32))
+        self.listening = listen("127.0.0.1")
+        self.port = self.listening.getsockname()[1]
+        self.accepting = threading.Thread(target=self.accept, daemon=True)
+        self.accepting.start()
+        if makes:
+            threading.Thread(target=self.core.make, daemon=True).start()
+        path = found.announce(directory, "127.0.0.1", (self.port,), self.core._secret)
+        self.path = path.rename(path.with_name(f"feeder-{self.port}.json"))
+
+    def accept(self) -> None:
+        with contextlib.suppress(OSError):
+            self.core.accept(self.listening)
+
+    def end(self) -> None:
+        self.path.unlink(missing_ok=True)
+        # Closing alone does not wake up who accepts
+        with contextlib.suppress(OSError):
+            self.listening.shutdown(socket.SHUT_RDWR)
+        self.accepting.join()
+        self.listening.close()
+        for trainer in [*self.core._trainers]:
+            trainer.shut()
+
+
+@contextlib.contextmanager
+def processes(directory: Path, *, cores: int = 1) -> Iterator["subprocess.Popen[bytes]"]:
+    """A feeder as the command starts it."""
+    command = [sys.executable, "-m", "tonari", "feed", str(directory), "--cores", str(cores)]
+    # Without the tests' own path: what it needs of them, it is told by who trains
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": ""}) as feeder:
+        try:
+            wait_for(lambda: [*directory.glob("feeder-*.json")])
+            yield feeder
+        finally:
+            feeder.terminate()
+            feeder.wait(LIMIT_S)
+
+
+def wait_for(what: Any) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch) -> None:
+    """Feeders take whatever they can, and those that were lost may come back soon."""
+    monkeypatch.setattr(Feeders, "_pays", lambda self, link: True)
+    monkeypatch.setattr(offload, "LOOK_S", 0.02)
+    monkeypatch.setattr(offload, "RETRY_S", 0.05)
+    monkeypatch.setattr(serve, "LOOK_S", 0.05)
+
+
+@pytest.fixture
+def only_feeders(monkeypatch) -> None:
+    """This rank's own threads make nothing but what feeders have lost."""
+
+    def run_next(self: Feeders) -> None:
+        with self._changed:
+            ours = [part for part in self._parts if part.is_ours]
+            for part in ours:
+                self._parts.remove(part)
+            self._changed.notify_all()
+        for part in ours:
+            part.made_by(self._run_here)
+
+    monkeypatch.setattr(Feeders, "_run_next", run_next)
+    monkeypatch.setattr(Feeders, "_help", lambda self, awaited: None)
+
+
+@pytest.fixture
+def slow_here(monkeypatch) -> None:
+    """This rank's own threads are slow, so that feeders have work."""
+    run_here = Feeders._run_here
+
+    def slow(self: Feeders, *part: Any) -> None:
+        time.sleep(0.02)
+        run_here(self, *part)
+
+    monkeypatch.setattr(Feeders, "_run_here", slow)
+
+
+@pytest.fixture
+def feeders(tmp_path: Path) -> Path:
+    return tmp_path / "feeders"
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The directory of a feeder in processes of its own."""
+    directory = tmp_path_factory.mktemp("elsewhere") / "feeders"
+    with processes(directory, cores=2):
+        yield directory
+
+
+@pytest.fixture
+def core(feeders: Path) -> Iterator[OneCore]:
+    one = OneCore(feeders)
+    yield one
+    one.end()
+
+
+def ragged(sample: Any, rng: np.random.Generator) -> Any:
+    """Values of every kind that a transform may return."""
+    return {
+        "noise": rng.normal(size=3),
+        "half": torch.full((2,), rng.random(), dtype=torch.bfloat16),
+        "some": AsList(sample["ragged"] + 1),
+        "text": sample["text"],
+        "turned": sample["image"][:, ::-1],
+    }
+
+
+def picky(sample: Any, rng: object) -> Any:
+    if sample["label"] == 3:
+        raise FieldError("three is too many")
+    return sample
+
+
+def listed(samples: Any) -> Any:
+    """A collate that keeps every byte."""
+    return [
+        {name: np.asarray(value).tobytes() for name, value in sample.items()} for sample in samples
+    ]
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "every field": {},
+    "transform": {"transform": jitter},
+    "values of every kind": {"transform": ragged},
+    "collate": {"collate": listed},
+    "collate of transformed": {"collate": listed, "transform": jitter},
+    "skipped": {"on_error": "skip"},
+    "skipped by the transform": {"on_error": "skip", "transform": picky},
+    "batch_transform": {"batch_transform": lambda batch, rng: batch | {"n": [rng.random()]}},
+}
+
+
+@pytest.mark.usefixtures("only_feeders")
+@pytest.mark.parametrize("kind", KINDS)
+def test_feeders_make_the_batches_that_threads_make(tmp_path, elsewhere, kind) -> None:
+    broken = frozenset([3, 11] if "on_error" in KINDS[kind] else [])
+    with open_pool(tmp_path, broken=broken) as pool:
+        expected = gathered(pool, **HERE, **KINDS[kind])
+        gather = make_gather(pool, FIELDS, **HERE, **KINDS[kind], feeders=elsewhere)
+        with contextlib.closing(gather):
+            fed = [*gather.batches(pick_in_turn(40), range(5), epoch=1)]
+            assert gather.feeders is not None
+            figures = gather.feeders.figures
+    looked = 4 * 3 if "transform" in KINDS[kind] else 0
+    assert figures["feeder_rows"] == 40 - looked
+    assert figures["feeder_lost_parts"] == 0
+    if "collate" in kind:
+        assert fed == expected
+    else:
+        assert_same(expected, fed)
+        assert all(map(same_strides, expected, fed))
+
+
+def same_strides(one: Any, other: Any) -> bool:
+    return all(
+        value.stride() == other[name].stride()
+        for name, value in one.items()
+        if isinstance(value, torch.Tensor)
+    )
+
+
+@pytest.mark.usefixtures("only_feeders")
+def test_pictures_of_other_sizes_are_left_out_as_without_feeders(
+    tmp_path, elsewhere, monkeypatch
+) -> None:
+    """Which size is the first that was seen is the rank's to say, not each feeder's."""
+    # With a transform, a row is a part of its own
+    options: dict[str, Any] = {**HERE, "on_error": "skip", "transform": jitter}
+    fields = {"image": FIELDS["image"]}
+    # The last row of each batch, which a feeder takes first
+    others, cut = pick_in_turn(40)(0, 5).slots[:, -1], pixels
+
+    def of_two_sizes(i: int) -> Any:
+        return cut(i)[: 5 if i in others else 6]
+
+    monkeypatch.setattr("tests.dataio.batch.gather_pool.pixels", of_two_sizes)
+    with open_pool(tmp_path, fields) as pool:
+        expected = gathered(pool, fields, **options)
+        gather = make_gather(pool, fields, **options, feeders=elsewhere)
+        with contextlib.closing(gather):
+            assert_same(expected, [*gather.batches(pick_in_turn(40), range(5), epoch=1)])
+            assert gather.feeders is not None
+            assert (gather.feeders.rows, gather.feeders.lost_parts) == (40 - 12, 0)
+    assert sum((batch["sample_id"] >= 0).sum() for batch in expected) == 35
+
+
+@pytest.mark.usefixtures("only_feeders")
+def test_pictures_are_cut_as_without_feeders(tmp_path, elsewhere) -> None:
+    def taken(workers: Workers, **options: Any) -> tuple[Any, float]:
+        with pictures.open_loader(
+            single_world(), tmp_path / "cache", workers=workers, **options
+        ) as loader:
+            return pictures.taken(loader), loader.stats().get("feeder_rows", 0.0)
+
+    weights = np.arange(pictures.NUM_SAMPLES) % 3 + 0.0
+    twice = {"importance": importance.Weighted(weights, num_samples=92)}
+    for options in ({}, twice):
+        expected, _ = taken(Workers(threads=1), **options)
+        fed, rows = taken(Workers(threads=1, feeders=elsewhere), **options)
+        assert fed == expected
+        assert rows >= 2 * pictures.NUM_SAMPLES
+
+
+@pytest.mark.usefixtures("slow_here")
+def test_a_process_elsewhere_seeds_the_global_generators_as_the_loader_does(
+    tmp_path, elsewhere
+) -> None:
+    with open_pool(tmp_path) as pool:
+        expected = gathered(pool, **HERE, transform=draw)
+        gather = make_gather(pool, FIELDS, **HERE, transform=draw, feeders=elsewhere)
+        with contextlib.closing(gather):
+            assert_same(expected, [*gather.batches(pick_in_turn(40), range(5), epoch=1)])
+            assert gather.feeders is not None
+            assert gather.feeders.rows > 0
+
+
+def run_with_losses(tmp_path: Path, feeders: Path, *, num_losses: int) -> tuple[int, int]:
+    """Epochs beside feeders that end and come, none of them at a planned place."""
+    rng, lost, made, epoch = np.random.default_rng(7), 0, 0, 0
+    with open_pool(tmp_path) as pool:
+        gathers = [make_gather(pool, FIELDS, **HERE, transform=ragged, prefetch=1)]
+        cores = [OneCore(feeders), OneCore(feeders)]
+        gathers.append(
+            make_gather(pool, FIELDS, **HERE, transform=ragged, prefetch=1, feeders=feeders)
+        )
+        with contextlib.ExitStack() as stack:
+            for gather in gathers:
+                stack.callback(gather.close)
+            there = gathers[1].feeders
+            assert there is not None
+            while lost < num_losses:
+                expected, fed = (
+                    g.batches(pick_in_turn(40), range(5), epoch=epoch) for g in gathers
+                )
+                for step, (one, other) in enumerate(zip(expected, fed, strict=True)):
+                    assert_same([one], [other])
+                    if step in rng.integers(0, 5, 2):
+                        lost += 1
+                        cores.pop(int(rng.integers(len(cores)))).end()
+                        cores.append(OneCore(feeders))
+                epoch += 1
+                wait_for(lambda: there.num_cores >= 2)
+            made = there.rows
+        for core in cores:
+            core.end()
+    return lost, made
+
+
+@pytest.mark.usefixtures("slow_here")
+def test_feeders_that_end_and_come_change_no_byte(tmp_path, feeders) -> None:
+    lost, made = run_with_losses(tmp_path, feeders, num_losses=4)
+    assert lost >= 4
+    assert made > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("slow_here")
+def test_thirty_feeders_that_end_and_come_change_no_byte(tmp_path, feeders) -> None:
+    run_with_losses(tmp_path, feeders, num_losses=30)
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("slow_here")
+def test_killed_processes_cost_what_they_had(tmp_path, feeders, caplog) -> None:
+    with open_pool(tmp_path) as pool, processes(feeders) as feeder:
+        expected = gathered(pool, **HERE, transform=jitter)
+        gather = make_gather(pool, FIELDS, **HERE, transform=jitter, feeders=feeders)
+        with contextlib.closing(gather):
+            assert gather.feeders is not None
+            batches = gather.batches(pick_in_turn(40), range(5), epoch=1)
+            fed = [next(batches)]
+            os.kill(feeder.pid, signal.SIGKILL)
+            assert_same(expected, [*fed, *batches])
+            there = gather.feeders
+            wait_for(lambda: there.num_cores == 0)
+    assert caplog.text.count("tried again after") == 1
+
+
+@pytest.mark.thorough
+def test_a_feeder_ends_with_the_run(feeders) -> None:
+    with processes(feeders) as feeder:
+        found.end_run(feeders)
+        assert feeder.wait(LIMIT_S) == 0
+        assert [path.name for path in feeders.iterdir()] == [found.OVER]
+
+
+@pytest.mark.parametrize("helps", [True, False])
+@pytest.mark.usefixtures("slow_here")
+def test_a_feeder_that_hangs_costs_what_it_had(
+    tmp_path, feeders, monkeypatch, caplog, helps
+) -> None:
+    """While the loop waits, what it waits for is made here; else when the limit is over."""
+    if not helps:
+        monkeypatch.setattr(Feeders, "_help", lambda self, awaited: None)
+        monkeypatch.setattr(offload, "FIRST_LIMIT_S", 0.3)
+    monkeypatch.setattr(offload, "RETRY_S", 60.0)
+    core = OneCore(feeders, makes=False)
+    with open_pool(tmp_path) as pool:
+        expected = gathered(pool, **HERE)
+        gather = make_gather(pool, FIELDS, **HERE, feeders=feeders)
+        with contextlib.closing(gather):
+            assert gather.feeders is not None
+            assert_same(expected, [*gather.batches(pick_in_turn(40), range(5), epoch=1)])
+            assert 1 <= gather.feeders.lost_parts <= offload.CREDITS
+            assert gather.feeders.num_cores == helps
+            assert gather.feeders.rows == 0
+    core.end()
+    assert caplog.text.count("did not answer within 0.3 s") == 1 - helps
+
+
+PAYS = Feeders._pays
+
+
+@pytest.mark.parametrize(
+    ("make_s", "trade_s", "step_s", "took_s", "pays"),
+    [
+        (2e-3, 2e-4, 1e-3, 0.02, True),
+        (3e-5, 1e-5, 1e-5, 0.001, False),  # small pictures: sending costs as much
+        (2e-3, 2e-4, 0.3, 0.02, False),  # the threads keep up
+        (2e-3, 2e-4, 1e-3, 1.0, False),  # it would be late
+        (None, 2e-4, 1e-3, 1.0, True),  # nothing is known yet
+    ],
+)
+def test_rows_go_where_that_saves_this_ranks_time(
+    tmp_path, feeders, core, make_s, trade_s, step_s, took_s, pays
+) -> None:
+    with open_pool(tmp_path) as pool:
+        gather = make_gather(pool, FIELDS, num_threads=1, feeders=feeders)
+        with contextlib.closing(gather):
+            there = gather.feeders
+            assert there is not None
+            (link,) = there._links.values()
+            if make_s is not None:
+                there._made_here.add(1000, 1000 * make_s, 1000 * make_s)
+            there._made_there.add(1000, 1000 * trade_s)
+            there._steps_s.append(step_s)
+            there._batch_rows = 64
+            link.took_s.append(took_s)
+            link.try_at = time.monotonic() + LIMIT_S
+            run: Any = None
+            there._parts.extend(PartRows(run, 0, 32, run, 0) for _ in range(4))
+            assert PAYS(there, link) == pays
+            there._parts.clear()
+
+
+def test_one_feeder_serves_its_trainers_in_turn(monkeypatch) -> None:
+    core, order, done = serve._Core(b""), [], threading.Event()
+
+    class Trainer:
+        def __init__(self, name: str, num: int) -> None:
+            self.todo = deque([(name, number) for number in range(num)])
+
+        def answer(self, name: Any, number: Any) -> None:
+            order.append(name)
+            if len(order) == 6:
+                done.set()
+
+    core._trainers = [Trainer("one", 4), Trainer("two", 2)]  # type: ignore[list-item]
+    threading.Thread(target=core.make, daemon=True).start()
+    assert done.wait(LIMIT_S)
+    assert order == ["one", "two", "one", "two", "one", "one"]
+
+
+@pytest.mark.usefixtures("only_feeders")
+def test_errors_are_those_without_feeders(tmp_path, feeders, core) -> None:
+    with open_pool(tmp_path, broken=frozenset([3])) as pool:
+        kinds: tuple[tuple[type[Exception], dict[str, Any]], ...] = (
+            (FieldError, {}),
+            (WorkerError, {"transform": fail, "on_error": "skip"}),
+        )
+        for kind, options in kinds:
+            with pytest.raises(kind) as expected:
+                gathered(pool, num_threads=1, **options)
+            with pytest.raises(kind) as fed:
+                gathered(pool, num_threads=1, feeders=feeders, prefetch=1, **options)
+            assert str(fed.value) == str(expected.value)
+
+
+class OfAModuleThatIsHere:
+    def __reduce__(self) -> Any:
+        return __import__, ("no_such_module",)
+
+    def __call__(self, sample: Any, rng: object) -> Any:
+        return sample
+
+
+def test_a_feeder_that_would_make_other_bytes_is_refused(
+    tmp_path, feeders, core, monkeypatch, caplog
+) -> None:
+    ours = found.versions()
+    with open_pool(tmp_path) as pool:
+        with pytest.raises(WorkerError, match=r"cannot find the transform.*'no_such_module'.*both"):
+            gathered(pool, **HERE, feeders=feeders, transform=OfAModuleThatIsHere())
+        monkeypatch.setattr(serve, "versions", lambda: ours | {found.CPU: "another"})
+        with pytest.raises(WorkerError, match=r"instructions another.*ATEN_CPU_CAPABILITY"):
+            gathered(pool, **HERE, feeders=feeders, transform=jitter)
+        assert len(gathered(pool, **HERE, feeders=feeders)) == 5
+        monkeypatch.setattr(serve, "versions", lambda: ours | {"numpy": "1.0"})
+        with pytest.raises(
+            WorkerError,
+            match=rf"feeder on 127.0.0.1 \(feeder-{core.port}.json\): it has numpy 1.0, but this "
+            rf"node {np.__version__}, expected the same.*environment",
+        ):
+            gathered(pool, **HERE, feeders=feeders)
+        # One that comes later is not worth the run
+        core.end()
+        gather = make_gather(pool, FIELDS, **HERE, feeders=feeders)
+        late = OneCore(feeders)
+        words = f"(feeder-{late.port}.json): it has numpy 1.0"
+        wait_for(lambda: words in caplog.text)
+        time.sleep(3 * offload.RETRY_S)
+        assert caplog.text.count(words) == 1
+        assert gather.feeders is not None
+        assert gather.feeders.num_cores == 0
+        gather.close()
+        late.end()
+
+
+def test_who_does_not_know_the_secret_is_not_served(tmp_path, feeders, core, caplog) -> None:
+    core.core._secret = b"another"
+    with open_pool(tmp_path) as pool:
+        expected = gathered(pool, **HERE)
+        gather = make_gather(pool, FIELDS, **HERE, feeders=feeders)
+        with contextlib.closing(gather):
+            assert_same(expected, [*gather.batches(pick_in_turn(40), range(5), epoch=1)])
+            assert gather.feeders is not None
+            assert gather.feeders.num_cores == gather.feeders.rows == 0
+    assert "another one answers there, and is not used; remove its file" in caplog.text
+    assert "did not know the secret, and was closed" in caplog.text
+
+
+def test_a_directory_of_others_is_refused(tmp_path, feeders) -> None:
+    with open_pool(tmp_path) as pool:
+        for mode in (0o755, 0o500):
+            feeders.mkdir()
+            feeders.chmod(mode)
+            with pytest.raises(
+                WorkerError, match=rf"has mode 0{mode:o}, expected.*0700.*chmod 700"
+            ):
+                gathered(pool, **HERE, feeders=feeders)
+            feeders.rmdir()
+        with pytest.raises(WorkerError, match=r"cannot be made \(No such file.*make the one above"):
+            gathered(pool, **HERE, feeders=feeders / "below")
+        (tmp_path / "link").symlink_to(tmp_path)
+        with pytest.raises(WorkerError, match="expected a directory that user"):
+            serve.run_feeder(tmp_path / "link", num_cores=1)
+    with pytest.raises(WorkerError, match=r"cannot listen at 192.0.2.1 .*--host"):
+        serve.run_feeder(feeders, num_cores=1, host="192.0.2.1")
+
+
+def of_a_script(sample: Any, rng: object) -> Any:
+    return sample
+
+
+def test_what_feeders_cannot_do_is_refused_by_name(tmp_path, feeders, monkeypatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "of_a_script", of_a_script, raising=False)
+    monkeypatch.setattr(of_a_script, "__module__", "__main__")
+    with open_pool(tmp_path) as pool:
+        with pytest.raises(ValueError, match=r"^transform: .* the script itself.*give no feeders"):
+            gathered(pool, **HERE, feeders=feeders, transform=of_a_script)
+        with pytest.raises(ValueError, match=r"^transform: .*lambda.*or give no feeders"):
+            gathered(pool, **HERE, feeders=feeders, transform=lambda sample, rng: sample)
+        for options in ({"num_processes": 1}, {"num_threads": 0}, {"prefetch": 0}):
+            with pytest.raises(ValueError, match=r"^Workers: feeders and .* exclude one another"):
+                gathered(pool, feeders=feeders, **(HERE | options))
+
+
+def test_rows_without_work_are_never_sent(tmp_path, feeders, core) -> None:
+    fields = {name: FIELDS[name] for name in ("tokens", "data", "grid")}
+    with open_pool(tmp_path, fields) as pool:
+        gather = make_gather(pool, fields, **HERE, feeders=feeders)
+        assert gather.feeders is None
+        gather.close()
