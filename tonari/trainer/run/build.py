@@ -145,7 +145,7 @@ def make_model(config: Config, own: Own | None = None) -> StagedModel:
     if own is not None and own.model is not None:
         raise ConfigError(
             f'model.kind is "{model.kind}", a model of this package, and trainer.train is given '
-            'model=, expected one of both; leave [model] out, but for weights, layers and args, or '
+            "model=, expected one of both; leave [model] out, but for weights, layers and args, or "
             "model= of the call"
         )
     try:
