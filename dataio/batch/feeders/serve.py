@@ -37,8 +37,6 @@ from dataio.batch.process_transform import ENVIRONMENT, end_with_parent, environ
 
 GREETING_S = 10.0
 """Longest wait for each message of a trainer that comes."""
-ANSWER_S = 60.0
-"""Longest wait for a trainer to take an answer."""
 LOOK_S = 1.0
 
 log = logging.getLogger(__name__)
