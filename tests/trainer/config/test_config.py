@@ -388,6 +388,8 @@ def test_a_resnet_has_a_depth_of_its_kind(tmp_path: Path) -> None:
 def test_text_has_no_joined_shards(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'data.joined is true, expected false where .* "text"'):
         load(tmp_path, "", ("data.kind=text", "data.joined=true"))
+    with pytest.raises(ConfigError, match=r'data.decoded is for data.kind "images", .*; remove it'):
+        load(tmp_path, "", ("data.kind=text", "data.decoded=auto"))
 
 
 def test_classes_must_be_given_but_for_text(tmp_path: Path) -> None:

@@ -106,8 +106,9 @@ def check_augment(
     Raises:
         ConfigError: If they do not fit.
     """
-    if augment.given and is_text:
-        raise ConfigError('[augment] is for data.kind "images", which is "text"; remove it')
+    if is_text and (augment.given or decoded):
+        name = "[augment]" if augment.given else "data.decoded"
+        raise ConfigError(f'{name} is for data.kind "images", which is "text"; remove it')
     if augment.resize_short and image_size:
         raise ConfigError(
             f"augment.resize_short is {augment.resize_short} and data.image_size is {image_size}, "
