@@ -300,6 +300,15 @@ def test_an_evaluator_of_another_model_or_data_is_refused(config, changed, match
     assert waiting(directory)
 
 
+def test_pictures_kept_otherwise_are_evaluated_by_the_same_settings(config):
+    directory = config.parent / "run"
+    run(config, "run", "run.evaluation=elsewhere", "run.epochs=1")
+    settings = read_record(directory / "config.json")
+    settings["data"]["decoded"] = "auto"
+    write_record(directory / "config.json", settings)
+    assert len([*evaluate_run(directory)]) == 1
+
+
 def test_another_number_of_test_samples_is_refused(config, tmp_path, monkeypatch):
     directory = config.parent / "run"
     run(config, "run", "run.evaluation=elsewhere", *OFTEN, "run.epochs=1")

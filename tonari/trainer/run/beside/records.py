@@ -31,7 +31,7 @@ from tonari.trainer.errors import EvaluationError
 
 MODEL_AND_DATA = ("data", "model", "text", "augment", "recipe")
 """Sections of the settings that an evaluation goes by."""
-NOT_COMPARED = ("cache", "workers", "staging", "exclude", "batch_size")
+NOT_COMPARED = ("cache", "workers", "staging", "exclude", "batch_size", "decoded")
 """Of ``[data]``: what changes no figure of an evaluation, or is noted by itself."""
 
 BEAT = "evaluator.beat"
