@@ -306,3 +306,15 @@ def test_packed_text_is_searched_without_ranks_that_share_a_sequence(tmp_path: P
     found = search(load(tmp_path, *given), CLUSTER, world_size=4)
     assert found.candidates
     assert all("mesh.cp=1" in each.settings for each in found.candidates)
+
+
+def test_meshes_that_do_not_go_with_compressed_gradients_are_no_candidates(tmp_path: Path) -> None:
+    compressed = "optimizer.compress_gradients=bfloat16"
+    found = search(load(tmp_path, compressed), CLUSTER, world_size=4)
+    assert len(found.candidates) > 2
+    for each in found.candidates:
+        lay_out(load(tmp_path, compressed, *each.settings), 4)
+    host = Host(memory_gbyte_s=1, device_gbyte_s=0.1)
+    tight = msgspec.structs.replace(with_memory(0.0003), host=host)
+    with pytest.raises(OracleError, match="none fits"):
+        search(load(tmp_path, compressed), tight, world_size=1, global_batch_size=16)

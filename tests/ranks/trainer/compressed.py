@@ -51,13 +51,16 @@ def average(rank: int, size: int) -> dict[str, Any]:
     bias = bias.tolist()
     layer.weight.grad = layer.bias.grad = None
     compression.average(STEPS)
-    more: Any = layer.weight.grad
-    got += more
+    unused = [layer.weight.grad, layer.bias.grad] == [None, None]
+    begun = Compression([layer], mesh, kind="powersgd", rank=2, warmup_steps=0, seed=0)
+    layer.weight.grad = torch.zeros(16, 24)
+    begun.average(0)
+    _, after_zeros = begun.state.values()
     values = torch.tensor([[256.0, 1, 1, 2][rank], 3.0, -1.0])
     return {
         "given": given.tolist(), "got": got.tolist(), "error": error.tolist(), "left": left,
         "bases": bases,
-        "bias": bias, "unused": layer.bias.grad is None,
+        "bias": bias, "unused": unused, "after_zeros": after_zeros.tolist(),
         "bfloat16": mean_by_bfloat16(values, mesh.get_group("dp_replicate")).tolist(),
     }  # fmt: skip
 

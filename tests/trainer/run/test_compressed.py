@@ -10,7 +10,8 @@ from torch import nn
 from tests.multirank import RunRanks
 from tests.trainer.digits import write_config
 from tests.trainer.run.runs import lines, run
-from tonari.oracle.trace import alone
+from tonari.oracle.trace import alone, trace_step
+from tonari.trainer.config.config import load_config
 from tonari.trainer.errors import ConfigError
 from tonari.trainer.mesh.compress import Compression
 from tonari.trainer.mesh.mesh import make_mesh
@@ -51,7 +52,13 @@ def test_replicas_stay_one_model_and_a_resumed_run_equals_the_uninterrupted_bit_
                 str(config), resume, *SETTINGS, *given, f"run.directory={directory}",
                 f"data.cache={directory}/cache",
             ])  # fmt: skip
-    reports = run_ranks("trainer/compressed", 4, *cases.values(), timeout_s=300).reports
+    apart = "|".join(f"{key}={tmp_path}/wider" for key in ("run.directory", "data.cache"))
+    cases["powersgd", "wider"] = (
+        f"{cases['powersgd', 'resumed']}|optimizer.compress_rank=2|{apart}/cache"
+    )
+    ended = run_ranks("trainer/compressed", 4, *cases.values(), timeout_s=300)
+    assert "of another mesh or compress_rank" in ended.output
+    reports = ended.reports
     _check_average([report["average"] for report in reports])
     for name in RUNS:
         for kind in ("whole", "resumed"):
@@ -82,6 +89,8 @@ def _check_average(reports: list[dict[str, Any]]) -> None:
         drawn, warm, *factors = report["bases"]
         assert drawn == warm != factors[0] != factors[1]
         assert report["bases"] == reports[0]["bases"]
+        # No later gradient could leave by a factor of zeros.
+        assert report["after_zeros"] == drawn
         assert report["bias"] == 16 * [1.5]
         assert report["unused"]
         # Sums in bfloat16 would stay at 256, and 258.
@@ -112,3 +121,13 @@ def test_a_model_without_float32_gradients_is_refused() -> None:
         mesh = make_mesh((1, 2, 1, 1, 1), device_type="cpu")
         with pytest.raises(ConfigError, match=r"trains no float32 weights.*; leave it"):
             Compression(layers, mesh, kind="powersgd", rank=1, warmup_steps=0, seed=0)
+
+
+@pytest.mark.parametrize(("shards", "warned"), [(2, False), (4, True)])
+def test_a_mesh_of_one_replica_that_compresses_nothing_is_a_warning(
+    config: Path, caplog: pytest.LogCaptureFixture, shards: int, warned: bool
+) -> None:
+    mesh = ("data.image_size=8", f"mesh.dp_shard={shards}")
+    given = ("optimizer.compress_gradients=bfloat16", *mesh)
+    trace_step(load_config(config, given), world_size=4, rank=0)
+    assert ("mesh.dp_replicate is 1, over which gradients are" in caplog.text) == warned

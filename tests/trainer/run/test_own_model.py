@@ -289,6 +289,14 @@ def test_what_does_not_fit_is_refused_before_data_is_staged(
     assert not (images.parent / "cache").exists()
 
 
+def test_a_model_that_is_given_and_named_is_refused(images: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r'model.kind is "small_cnn".* is given model=, .*; leave'
+    ):
+        train(load_config(images, ("model.num_classes=2",)), model=lambda: PlainImages(2))
+    assert not (images.parent / "cache").exists()
+
+
 def test_a_loss_that_is_not_one_a_row_is_refused(images: Path) -> None:
     config = load_config(images, (f"run.directory={images.parent / 'loss'}",))
     with pytest.raises(ConfigError, match=r"the loss of 2 rows is \[\], expected \[2\].*none"):

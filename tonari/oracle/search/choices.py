@@ -135,6 +135,8 @@ class Choices:
         self.pps = [pp for pp in sizes if self._divides(pp, 1)]
         self.tps = [tp for tp in sizes if self._divides(1, tp)]
         self.cps = [cp for cp in sizes if self._shares(cp)]
+        if config.optimizer.compress_gradients != "none":
+            self.pps = self.tps = self.cps = [1]  # with which it goes alone
         if len(self.cps) > 1 and not self._takes_context():
             self.cps = [1]
 

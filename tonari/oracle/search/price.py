@@ -469,9 +469,9 @@ class Pricing:
 
     @property
     def can_offload(self) -> bool:
-        """Whether the machine's file has what offloading is priced by."""
-        host = self.cluster.host
-        return host.device_gbyte_s is not None and host.memory_gbyte_s is not None
+        """Whether the machine's file has what offloading is priced by, and settings go with it."""
+        host, compress = self.cluster.host, self._config.optimizer.compress_gradients
+        return None not in (host.device_gbyte_s, host.memory_gbyte_s) and compress == "none"
 
     @property
     def can_swap(self) -> bool:

@@ -3,6 +3,7 @@
 import inspect
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import eq
 from pathlib import Path
 
 import torch
@@ -126,7 +127,7 @@ def restore(
         loader: Restored with them.
         average: Averaged weights by name; what was saved is written into these tensors.
         of_rank: The same of what `Checkpoints` saved of each rank; left as it is, with a warning,
-            where the checkpoint is of another mesh.
+            where the checkpoint has none of these names and shapes.
         trusted: Whether to read what may run code; see `tonari.trainer.checkpoint.plain`.
 
     The optimizer's settings, such as the weight decay, stay as they are: what it remembers of each
@@ -150,12 +151,13 @@ def restore(
     unused = _leave_out_unused(loaded["optimizer"], reader, names)
     if of_rank:
         saved = reader.read_metadata().state_dict_metadata
-        if all(f"{OF_RANK}.{name}" in saved for name in of_rank):
+        of_saved = (getattr(saved.get(f"{OF_RANK}.{name}"), "size", None) for name in of_rank)
+        if all(map(eq, of_saved, (its.shape for its in of_rank.values()))):
             own[OF_RANK] = loaded[OF_RANK] = dict(of_rank)
         elif dist.get_rank() == 0:
             logger.warning(
-                "[rank 0] %s: of another mesh, or without compressed gradients: what their "
-                "compression has left out begins anew at zero", path,
+                "[rank 0] %s: of another mesh or compress_rank, or without compressed gradients: "
+                "what their compression has left out begins anew at zero", path,
             )  # fmt: skip
     _load(path, own, loaded, reader, parts, trusted=trusted)
     # torch looks for the settings of a group under the name of its first parameter.

@@ -103,7 +103,7 @@ class Compression:
         """Replace each gradient by its mean over the replicas.
 
         A parameter that some replicas have not used counts as zeros there. One that none has used
-        keeps no gradient, but for what powersgd had left of earlier ones.
+        keeps no gradient, and what powersgd had left of earlier ones waits.
 
         Args:
             step: Of the run, from 0.
@@ -124,15 +124,18 @@ class Compression:
         fronts = [torch.linalg.qr(front).Q for front in means[len(plain) :]]
         pairs = list(zip(matrices.values(), fronts, strict=True))
         backs = self._mean([matrix.error.T @ front for matrix, front in pairs]) if pairs else []
+        # What this rank has used needs no count, for which it would wait for its device.
+        have = used if all(used) else counts.tolist()
         for (number, matrix), front, back in zip(matrices.items(), fronts, backs, strict=True):
-            matrix.basis.copy_(back)
+            if not have[number]:
+                continue
+            # Columns of zeros, as of a step without any gradient, would stay so for ever.
+            matrix.basis.copy_(torch.where(back.any(0), back, matrix.basis))
             sent = front @ back.T
             matrix.error.sub_(sent)
             grads[number].copy_(sent.view(grads[number].shape))
-        # What this rank has used needs no count, for which it would wait for its device.
-        have = used if all(used) else counts.tolist()
-        for number, (parameter, whole) in enumerate(zip(self._parameters, wholes, strict=True)):
-            parameter.grad = whole if have[number] or number in matrices else None
+        for parameter, whole, count in zip(self._parameters, wholes, have, strict=True):
+            parameter.grad = whole if count else None
 
     def _mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Average tensors over the group, in the messages of one."""

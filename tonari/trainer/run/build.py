@@ -142,6 +142,12 @@ def make_model(config: Config, own: Own | None = None) -> StagedModel:
     model, data = config.model, config.data
     if model.is_own:
         return _make_own(config, own_of(config, own))
+    if own is not None and own.model is not None:
+        raise ConfigError(
+            f'model.kind is "{model.kind}", a model of this package, and trainer.train is given '
+            "model=, expected one of both; leave [model] out, but for weights, layers and args, or "
+            "model= of the call"
+        )
     try:
         if data.kind == "text":
             return make_language_model(config)
@@ -409,6 +415,12 @@ def make_pipeline(
         compression = Compression(
             parts, mesh, kind=kind, rank=optimizer.compress_rank,
             warmup_steps=optimizer.compress_warmup_steps, seed=config.run.seed,
+        )  # fmt: skip
+    elif optimizer.compress_gradients != "none" and mesh.size() > 1 and not place.rank:
+        log.warning(
+            '[rank 0] optimizer.compress_gradients is "%s", but mesh.dp_replicate is 1, over which '
+            "gradients are compressed: all go as they are; give a smaller mesh.dp_shard, such as "
+            "the ranks of a node", optimizer.compress_gradients,
         )  # fmt: skip
     return Pipeline(
         parts, place, mesh, task, schedule=settings.schedule, microbatches=layout.microbatches,

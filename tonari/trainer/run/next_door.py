@@ -150,6 +150,8 @@ class PieceCopies:
             return
         pairs = zip(self._own.weights, self._twin.weights, strict=True)
         trained = [(mine.grad, its) for mine, its in pairs if mine.grad is not None]
+        if not trained:  # on any rank: a draw may leave out all weights
+            return
         grads = [local(grad).flatten() for grad, _ in trained]
         sizes = [its.numel() for _, its in trained]
         lengths = [sum(map(len, grads)), sum(sizes)]
