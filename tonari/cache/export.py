@@ -20,7 +20,7 @@ class Export:
     """Write the rows of this node's caches as Parquet or Arrow files, for other tools.
 
     A column sample_id, then the fields: numbers, fixed-size lists, or the bytes of images and text
-    as the dataset holds them. Files appear when they are whole, and none is ever replaced.
+    as the cache holds them. Files appear when they are whole, and none is ever replaced.
     """
 
     directory: Annotated[str, tyro.conf.Positional]

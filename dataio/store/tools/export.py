@@ -33,7 +33,7 @@ def export_cache(
     """Write all rows of a node's cache, in the order of their slots.
 
     A column ``sample_id``; a fixed field is a column of numbers, or of fixed-size lists with its
-    shape in the column's metadata; a variable field its bytes as the source had them.
+    shape in the column's metadata; a variable field its bytes as they are kept.
 
     Args:
         directory: A node directory.
