@@ -115,17 +115,6 @@ def test_what_compression_does_not_go_with_is_refused_by_name(
         run(config, "run", f"optimizer.compress_gradients={kind}", *overrides)
 
 
-<<<<<<< HEAD
-def test_a_model_without_float32_gradients_is_refused() -> None:
-    layers = [nn.Linear(8, 8).double()]
-    with alone(0, 2):
-        mesh = make_mesh((1, 2, 1, 1, 1), device_type="cpu")
-        with pytest.raises(ConfigError, match=r"trains no float32 weights.*; leave it"):
-            Compression(layers, mesh, kind="powersgd", rank=1, warmup_steps=0, seed=0)
-
-
-=======
->>>>>>> w-second
 @pytest.mark.parametrize(("shards", "warned"), [(2, False), (4, True)])
 def test_a_mesh_of_one_replica_that_compresses_nothing_is_a_warning(
     config: Path, caplog: pytest.LogCaptureFixture, shards: int, warned: bool
@@ -134,8 +123,6 @@ def test_a_mesh_of_one_replica_that_compresses_nothing_is_a_warning(
     given = ("optimizer.compress_gradients=bfloat16", *mesh)
     trace_step(load_config(config, given), world_size=4, rank=0)
     assert ("mesh.dp_replicate is 1, over which gradients are" in caplog.text) == warned
-<<<<<<< HEAD
-=======
 
 
 def test_a_model_without_float32_gradients_is_refused() -> None:
@@ -144,4 +131,3 @@ def test_a_model_without_float32_gradients_is_refused() -> None:
         mesh = make_mesh((1, 2, 1, 1, 1), device_type="cpu")
         with pytest.raises(ConfigError, match=r"trains no float32 weights.*; leave it"):
             Compression(layers, mesh, kind="powersgd", rank=1, warmup_steps=0, seed=0)
->>>>>>> w-second

@@ -290,13 +290,7 @@ def test_what_does_not_fit_is_refused_before_data_is_staged(
 
 
 def test_a_model_that_is_given_and_named_is_refused(images: Path) -> None:
-<<<<<<< HEAD
-    with pytest.raises(
-        ConfigError, match=r'model.kind is "small_cnn".* is given model=, .*; leave'
-    ):
-=======
     with pytest.raises(ConfigError, match=r'kind is "small_cnn".* is given model=, .*; leave'):
->>>>>>> w-second
         train(load_config(images, ("model.num_classes=2",)), model=lambda: PlainImages(2))
     assert not (images.parent / "cache").exists()
 
