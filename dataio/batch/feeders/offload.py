@@ -400,7 +400,7 @@ class Feeders:
         part = held.part
         link.made.settimeout(max(held.sent + link.limit_s() - time.perf_counter(), SOON_S))
         cpu_s = time.thread_time()
-        made, num_bytes = receive(link.made)
+        made, num_bytes, received_bytes = receive(link.made)
         with self._changed:
             is_late = held.state == "here"
             held.state = held.state if is_late else "coming"
@@ -420,7 +420,7 @@ class Feeders:
             link.parts.popleft()
             link.took_s.append(came - held.sent)
             self.rows += part.stop - part.start
-            self.received_bytes += num_bytes
+            self.received_bytes += received_bytes
             self.busy_s += came - max(held.sent, link.idle_from)
             self._made_there.add(part.stop - part.start, time.thread_time() - cpu_s)
         link.idle_from = came
@@ -501,7 +501,7 @@ class Feeders:
                 made = socket.create_connection((feeder.host, port), GREETING_S)
             undo.enter_context(made)
             greet(made, bytes.fromhex(feeder.secret), is_feeder=False)
-            (theirs, _), ours = receive(made), versions()
+            (theirs, *_), ours = receive(made), versions()
             names = [name for name in ours if name != CPU or self._runs_code]
             differ = next((name for name in names if theirs.get(name) != ours[name]), None)
             if differ is not None:

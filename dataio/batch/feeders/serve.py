@@ -53,7 +53,7 @@ class _Trainer:
         made.settimeout(GREETING_S)
         greet(made, secret, is_feeder=True)
         send(made, versions())
-        (path, arguments), _ = receive(made)
+        (path, arguments), *_ = receive(made)
         sys.path.extend(entry for entry in path if entry not in sys.path)
         try:
             self._maker = Maker(unpickled(arguments))
@@ -64,7 +64,7 @@ class _Trainer:
         made.settimeout(None)
 
     def receive(self) -> tuple[SentRows, np.ndarray]:
-        sent, num_bytes = receive(self._made)
+        sent, num_bytes, _ = receive(self._made)
         data = np.empty(num_bytes, np.uint8)
         receive_into(self._made, [data])
         return sent, data

@@ -92,8 +92,8 @@ def _flat(piece: Piece | bytearray) -> Any:
     return piece.reshape(-1).view(np.uint8) if isinstance(piece, np.ndarray) else piece
 
 
-def receive(made: socket.socket) -> tuple[Any, int]:
-    """Receive a message's value, and how many bytes are still to be received behind it.
+def receive(made: socket.socket) -> tuple[Any, int, int]:
+    """Receive a message's value, how many bytes are still to come behind it, and all its bytes.
 
     Raises:
         EOFError: If the connection has ended.
@@ -101,7 +101,7 @@ def receive(made: socket.socket) -> tuple[Any, int]:
     """
     body = _receive(made, *LENGTH.unpack(_receive(made, LENGTH.size)))
     value, num_bytes = unpickled(body)
-    return value, num_bytes
+    return value, num_bytes, LENGTH.size + len(body) + num_bytes
 
 
 def _receive(made: socket.socket, num_bytes: int) -> bytearray:

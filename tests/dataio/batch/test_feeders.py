@@ -195,6 +195,7 @@ def test_feeders_make_the_batches_that_threads_make(tmp_path, elsewhere, kind) -
     looked = 4 * 3 if "transform" in KINDS[kind] else 0
     assert figures["feeder_rows"] == 40 - looked
     assert figures["feeder_lost_parts"] == 0
+    assert figures["feeder_received_bytes"] > 40 * 8
     if "collate" in kind:
         assert fed == expected
     else:

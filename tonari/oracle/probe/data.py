@@ -281,7 +281,7 @@ def _time_trade(row_bytes: int, made_row_bytes: int) -> float:
 
     def answer() -> None:
         for _ in range(TRADES):
-            _, num_bytes = receive(there)
+            _, num_bytes, _ = receive(there)
             receive_into(there, [bytearray(num_bytes)])
             send(there, None, [bytes(made)] * TRADED_ROWS)
 
