@@ -383,7 +383,9 @@ def train_on(config: Config, train: Callable[..., Result]) -> Result:
     sizes = _sizes_of_job(config, directory / "live") if joins else ()
     if not (sizes and is_one_over_shards(sizes)):
         mesh = replace(config.mesh, dp_replicate=None) if joins else config.mesh
-        sizes = lay_out(replace(config, mesh=mesh), claim.world_size or 1).sizes
+        mine = lay_out(replace(config, mesh=mesh), claim.world_size or 1).sizes
+        # A replica that joins others is one of several.
+        sizes = sizes or mine
     check_live(config, sizes, joins=joins)
     live = Live(config, sizes)
     try:
