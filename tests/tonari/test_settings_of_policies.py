@@ -28,7 +28,7 @@ from tonari.trainer.run.build import make_importance, make_model
 
 VALUES: tuple[object, ...] = (
     0.25, 3, 0.5, 7, True, False, "pool", "loss", "none", "group", "token", "field", ["loss"],
-    [0.2, 0.5, 0.7], [1, 0.5], [0.5, 1.0, 2.0],
+    "zstd", [0.2, 0.5, 0.7], [1, 0.5], [0.5, 1.0, 2.0],
 )  # fmt: skip
 """As a file has them; each setting of each policy takes one of these that is not its default."""
 
