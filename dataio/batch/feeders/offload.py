@@ -200,6 +200,7 @@ class Feeders:
         self._parts: deque[PartRows] = deque()
         self._made_here, self._made_there = _Cost(), _Cost()
         self._steps_s: deque[float] = deque(maxlen=15)
+        self._try_at = 0.0
         self._batch_rows = self._num_batches = 0
         # Odd: the loop waits for a batch
         self._awaited = 0
@@ -337,18 +338,22 @@ class Feeders:
     def _pays(self, link: _Link) -> bool:
         """Whether a core gets the newest part: that saves time of this rank, which lacks it."""
         here, there = self._made_here, self._made_there
+        now = time.monotonic()
         if min(here.rows, there.rows) < TRIED_ROWS:
             return True
         if there.cpu_s / there.rows > WORTH * here.cpu_s / here.rows:
-            return False
+            if now < self._try_at:
+                return False
+            # These few rows may have cost what others do not
+            self._made_there, self._try_at = _Cost(), now + RETRY_S
+            return True
         row_s = here.wall_s / here.rows / self._num_threads
         if self._steps_s and self._batch_rows * row_s < BUSY * statistics.median(self._steps_s):
             return False
         # It must be back before this rank has made all that is to be made before it
         newest = self._parts[-1]
         rows_ahead = sum(part.stop - part.start for part in self._parts if part is not newest)
-        ahead_s, now = row_s * rows_ahead, time.monotonic()
-        if not link.took_s or link.usual_s() <= ahead_s or now > link.try_at:
+        if not link.took_s or link.usual_s() <= row_s * rows_ahead or now > link.try_at:
             link.try_at = now + RETRY_S
             return True
         return False

@@ -388,10 +388,13 @@ def test_rows_go_where_that_saves_this_ranks_time(
             there._steps_s.append(step_s)
             there._batch_rows = 64
             link.took_s.append(took_s)
-            link.try_at = time.monotonic() + LIMIT_S
+            link.try_at = there._try_at = time.monotonic() + LIMIT_S
             run: Any = None
             there._parts.extend(PartRows(run, 0, 32, run, 0) for _ in range(4))
             assert PAYS(there, link) == pays
+            there._try_at = 0.0
+            is_cheap = make_s is not None and trade_s > offload.WORTH * make_s
+            assert PAYS(there, link) == (pays or is_cheap), "what it costs is looked at again"
             there._parts.clear()
 
 
