@@ -21,8 +21,8 @@ class FeedCommand:
 
     On Slurm, with a first group of nodes that train and a second one that feeds:
 
-        srun --het-group=0 tonari train run.toml data.workers.feeders=$PWD/feeders :
-        --het-group=1 --ntasks-per-node=1 tonari feed feeders
+        srun --het-group=1 tonari feed $PWD/feeders &
+        srun --het-group=0 tonari train run.toml data.workers.feeders=$PWD/feeders
 
     It serves until tonari train has ended its run, until a file named "over" is made in DIR, or
     until it is ended (SIGTERM, Ctrl-C). Its Python, packages and modules must be those of the

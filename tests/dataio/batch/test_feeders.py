@@ -70,7 +70,7 @@ class OneCore:
 def processes(directory: Path, *, cores: int = 1) -> Iterator["subprocess.Popen[bytes]"]:
     """A feeder as the command starts it."""
     command = [sys.executable, "-m", "tonari", "feed", str(directory), "--cores", str(cores)]
-    # Without the tests' own path: what it needs of them, it is told by who trains
+    # Without the tests' own path: the rank that trains sends what it needs of them
     with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": ""}) as feeder:
         try:
             wait_for(lambda: [*directory.glob("feeder-*.json")])

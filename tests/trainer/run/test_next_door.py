@@ -137,7 +137,7 @@ def test_what_is_left_of_pieces_and_copies_takes_the_steps_of_one_process(config
             assert all(map(torch.equal, *zip(*pairs, strict=True))), "bit for bit"
         lost = data.draw(st.sets(st.sampled_from(numbers), max_size=len(numbers) - 1), label="lost")
         left = tuple(number for number in numbers if number not in lost)
-        # Nobody is told which of those that come is a newcomer.
+        # No rank knows which of those that come is a newcomer.
         after = (*left, *range(len(numbers), len(numbers) + num_new))
         ends = not had[0][1].can_spare(left)
 
