@@ -17,7 +17,7 @@ PICTURES = Extension(
     [SOURCE],
     # `dataio.rows.at_once` loads no other than that of its own source.
     define_macros=[("TONARI_SOURCE", hashlib.sha256(Path(SOURCE).read_bytes()).hexdigest())],
-    libraries=["m"],
+    libraries=["m", "pthread"],
     # One multiplication after another, as Python does it.
     extra_compile_args=["-O3", "-ffp-contract=off"],
     py_limited_api=True,

@@ -4,7 +4,8 @@ A loop that launches kernels holds Python's lock for most of its time, and so ma
 decode. The loop here adds numbers of one element, which costs a launch and no more. It has a core
 of its own; the loader's threads have the others, and are never idle: a batch is taken, off the
 clock, as soon as there is one. So what the loop loses, it loses to the lock, and to all else that
-cores share: ``long calls`` shows that alone.
+cores share: ``long calls`` shows that alone. What taking a picture costs the loop's own thread is
+shown beside it.
 
 Ways take turns within one process:
 
@@ -38,8 +39,8 @@ import simplejpeg
 import torch
 
 import dataio
+from dataio.base.seeding import key
 from dataio.rows import at_once
-from dataio.rows.views import NUM_DRAWS
 from tonari.report.machine import describe_machine
 
 NUM_SMALL, NUM_LARGE, BATCH = 4096, 512, 64
@@ -147,18 +148,24 @@ def thread_of(work: Callable[[], int], *, beside: bool) -> Iterator[Take]:
             thread.join()
 
 
-def turn(take: Take, *, beside: bool = True) -> tuple[float, float]:
-    """Take batches for a while, beside the loop or not: seconds of a slice, pictures a second."""
+def turn(take: Take, *, beside: bool = True) -> tuple[float, float, float]:
+    """Take batches for a while, beside the loop or not.
+
+    Returns:
+        Seconds of a slice, pictures a second, and what taking a picture took of this thread, in us.
+    """
     one, sum_ = torch.ones(1), torch.zeros(1)
-    spent, slices, pictures, began = 0.0, 0, 0, time.perf_counter()
+    spent, taking, slices, pictures, began = 0.0, 0.0, 0, 0, time.perf_counter()
     while time.perf_counter() - began < TURN_S:
         started = time.perf_counter()
         for _ in range(SLICE if beside else 0):
             sum_.add_(one)
         spent += time.perf_counter() - started
         slices += 1
+        started = time.thread_time()
         pictures += take()
-    return spent / slices, pictures / (time.perf_counter() - began)
+        taking += time.thread_time() - started
+    return spent / slices, pictures / (time.perf_counter() - began), 1e6 * taking / max(pictures, 1)
 
 
 def bare(path: Path) -> Callable[[], int]:
@@ -184,12 +191,12 @@ def long_calls(path: Path, kind: dataio.Image) -> Callable[[], int]:
     at_once_of_kind = at_once.PicturesAtOnce(kind, out_size)
     addresses = np.array([one.ctypes.data for one in pictures], np.uint64)
     lengths = np.array([len(one) for one in pictures])
-    draws = np.random.default_rng(0).random((len(pictures), NUM_DRAWS))
+    drawn = key(0, "pictures"), np.arange(len(pictures))
     out = np.empty((len(pictures), *out_size, kind.channels), np.uint8)
     states = np.zeros(len(pictures), np.uint8)
 
     def deliver() -> int:
-        at_once_of_kind.deliver(addresses, lengths, draws, out, states)
+        at_once_of_kind.deliver(at_once_of_kind.call(addresses, lengths, drawn, out, states))
         return len(pictures)
 
     return deliver
@@ -210,20 +217,26 @@ def study(name: str, path: Path, scratch: Path, field: dataio.Image, turns: int)
     slices: Found = {way: [] for way in ways}
     rates: Found = {way: [] for way in ways}
     alone: Found = {way: [] for way in ways}
+    taking: Found = {way: [] for way in ways}
     for _ in range(turns):
         for way, begin in ways.items():
             with begin(True) as take:
-                seconds, per_second = turn(take)
+                seconds, per_second, taking_us = turn(take)
             slices[way].append(seconds)
             rates[way].append(per_second)
+            taking[way].append(taking_us)
             if way not in ("alone", "long calls"):
                 with begin(False) as take:
                     alone[way].append(turn(take, beside=False)[1])
     print(f"\n{name}: {field}")
-    print(f"{'':24}{'the loop takes':>16}{'pictures/s':>12}{'without it':>12}{'of bare':>9}")
+    print(
+        f"{'':24}{'the loop takes':>16}{'pictures/s':>12}{'us to take':>12}{'without it':>12}"
+        f"{'of bare':>9}"
+    )
     for way in ways:
         ratio = _median_ratio(slices[way], slices["alone"])
         line = f"{way:24}{ratio:16.3f}{statistics.median(rates[way]):12,.0f}"
+        line += f"{statistics.median(taking[way]):12.2f}"
         if alone[way]:
             of_bare = _median_ratio(alone[way], alone["bare"])
             line += f"{statistics.median(alone[way]):12,.0f}{of_bare:9.2f}"
@@ -239,6 +252,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parquet", type=Path, help="small pictures, in a column jpg")
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--only", help="one of small, kept, whole, large; default: all")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="tonari-study-") as directory:
@@ -246,13 +260,15 @@ def main() -> None:
         print(describe_machine(scratch))
         small = options.parquet or make_pictures(scratch / "small.parquet", NUM_SMALL, 32, 32)
         large = make_pictures(scratch / "large.parquet", NUM_LARGE, 375, 500)
-        crop = dataio.RandomCrop(32, padding=4)
-        study("small", small, scratch, dataio.Image("jpg", crop=crop, flip=0.5), options.turns)
-        kept = dataio.Image("jpg", crop=crop, flip=0.5, decoded="auto")
-        study("kept", small, scratch, kept, options.turns)
-        study("whole", small, scratch, dataio.Image("jpg"), options.turns)
-        cut = dataio.RandomResizedCrop(224)
-        study("large", large, scratch, dataio.Image("jpg", crop=cut, flip=0.5), options.turns)
+        crop, cut = dataio.RandomCrop(32, padding=4), dataio.RandomResizedCrop(224)
+        for name, path, field in (
+            ("small", small, dataio.Image("jpg", crop=crop, flip=0.5)),
+            ("kept", small, dataio.Image("jpg", crop=crop, flip=0.5, decoded="auto")),
+            ("whole", small, dataio.Image("jpg")),
+            ("large", large, dataio.Image("jpg", crop=cut, flip=0.5)),
+        ):
+            if options.only in (None, name):
+                study(name, path, scratch, field, options.turns)
 
 
 if __name__ == "__main__":

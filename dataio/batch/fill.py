@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import About, FieldError
-from dataio.base.seeding import key, uniform
+from dataio.base.seeding import key
 from dataio.batch.job import BatchJob, BatchWork, Pictures
-from dataio.rows.at_once import DONE, LEFT, SKIPPED, PicturesAtOnce
+from dataio.rows.at_once import DONE, LEFT, SKIPPED, Call, PicturesAtOnce
 from dataio.rows.decode import check_decodes, decode_image, image_shape, store_pixels
 from dataio.rows.fields import Array as ArrayField
 from dataio.rows.fields import Decodes, Field, Text, Tokens
@@ -20,8 +20,8 @@ from dataio.rows.on_device import DeviceDecoder, PicturesOnDevice
 from dataio.rows.patch import Patches
 from dataio.rows.refused import WORDS, find_refused, is_replaced
 from dataio.rows.samples import Array, AsList, NothingDecodesError, OnError, Value
-from dataio.rows.views import MIDDLE, NUM_DRAWS, Draws, RandomResizedCrop, Size
-from dataio.store.files.reader import RowReader
+from dataio.rows.views import Draws, RandomResizedCrop, Size
+from dataio.store.files.reader import Pieces, RowReader
 
 SMALL_BYTES = 64
 """Fixed fields up to this width are gathered for many batches at once."""
@@ -152,10 +152,10 @@ class Filler:
         for number, name in enumerate(self._reader.schema.variable):
             bounds = located.bounds
             start, stop = bounds[:, number], bounds[:, number + 1]
-            data, addresses = reader.extents(located.heap, start, stop)
+            data = reader.pieces(located.heap, start, stop)
             kind = self._fields[name]
             if isinstance(kind, Image | Mask):
-                job.values[name] = self._image(job, name, kind, data, addresses, stop - start)
+                job.values[name] = self._image(job, name, kind, data, stop - start)
             else:
                 job.values[name] = self._variable(job, name, data)
         for name, (number, anew) in self._anew.items():
@@ -175,7 +175,7 @@ class Filler:
             job.values[name] = out
         if self._draws:
             stream = key(self._seed, "pictures", epoch=work.epoch)
-            job.draws = uniform(stream, work.occurrences, NUM_DRAWS)
+            job.drawn = stream, work.occurrences
         return job
 
     def _refuse_replaced(self, job: BatchJob, reader: RowReader) -> None:
@@ -193,7 +193,7 @@ class Filler:
                     ),
                 )
 
-    def _variable(self, job: BatchJob, name: str, data: list[memoryview]) -> Value:
+    def _variable(self, job: BatchJob, name: str, data: Pieces) -> Value:
         kind = self._fields[name]
         if isinstance(kind, Tokens):
             return self._tokens(kind, data)
@@ -204,7 +204,7 @@ class Filler:
             return [None] * len(data)
         return [piece.tobytes() for piece in data]
 
-    def _text(self, job: BatchJob, name: str, data: list[memoryview]) -> list[str]:
+    def _text(self, job: BatchJob, name: str, data: Pieces) -> list[str]:
         texts = []
         for row, piece in enumerate(data):
             try:
@@ -222,7 +222,7 @@ class Filler:
                 )
         return texts
 
-    def _tokens(self, kind: Tokens, data: list[memoryview]) -> Array | list[Array]:
+    def _tokens(self, kind: Tokens, data: Pieces) -> Array | list[Array]:
         dtype = np.dtype(kind.dtype).newbyteorder("<")
         if kind.length is None:
             ends = np.cumsum([0, *map(len, data)]).tolist()
@@ -245,8 +245,7 @@ class Filler:
         job: BatchJob,
         name: str,
         kind: Image | Mask,
-        data: list[memoryview],
-        addresses: NDArray[np.uint64],
+        data: Pieces,
         lengths: NDArray[np.int64],
     ) -> Value:
         size = kind.out if kind.out is not None else self.sizes.get(name)
@@ -254,11 +253,11 @@ class Filler:
             size = self.sizes[name] = self._first_size(job, name, kind, data)
         if isinstance(kind, Image) and kind.decode == "device":
             planned = PicturesOnDevice(kind, len(data), size)
-            job.images.append(Pictures(name, kind, data, planned, addresses, lengths))
+            job.images.append(Pictures(name, kind, data, planned, data.addresses, lengths))
             return []
         out = self._ring.take((len(data), *size, kind.channels), np.uint8).view(np.uint8)
         at_once = self._find_at_once(name, kind, size)
-        job.images.append(Pictures(name, kind, data, out, addresses, lengths, at_once))
+        job.images.append(Pictures(name, kind, data, out, data.addresses, lengths, at_once))
         # uint8[batch, channels, height, width], channels last in memory
         return out[..., 0] if isinstance(kind, Mask) else out.transpose(0, 3, 1, 2)
 
@@ -270,9 +269,7 @@ class Filler:
             self._at_once[name] = found if found is not None and found.is_there else None
         return self._at_once[name]
 
-    def _first_size(
-        self, job: BatchJob, name: str, kind: Image | Mask, data: list[memoryview]
-    ) -> Size:
+    def _first_size(self, job: BatchJob, name: str, kind: Image | Mask, data: Pieces) -> Size:
         for row, piece in enumerate(map(_unmarked, data)):
             try:
                 return image_shape(piece, where=_where(job, row, name), upright=kind.upright)
@@ -360,30 +357,46 @@ class Filler:
             )
             return
 
+    def call(self, job: BatchJob, pictures: Pictures, rows: range) -> Call | None:
+        """Describe pictures to compiled code; None if it delivers none of that field."""
+        if pictures.at_once is None:
+            return None
+        part, states = slice(rows.start, rows.stop), np.zeros(len(rows), np.uint8)
+        states[[row - rows.start for row in job.work.bad if row in rows]] = SKIPPED
+        assert isinstance(pictures.out, np.ndarray)
+        return pictures.at_once.call(
+            pictures.addresses[part], pictures.lengths[part],
+            job.drawn and (job.drawn[0], job.drawn[1][part]), pictures.out[part], states,
+        )  # fmt: skip
+
     def _deliver(
         self, job: BatchJob, pictures: Pictures, rows: range, sizes: dict[tuple[str, int], Size]
     ) -> Iterable[int]:
         """Deliver most pictures of some rows, and note their sizes; give the rows that are left."""
-        if pictures.at_once is None:
+        call = self.call(job, pictures, rows)
+        if call is None:
             return rows
-        part, states = slice(rows.start, rows.stop), np.zeros(len(rows), np.uint8)
-        states[[row - rows.start for row in job.work.bad if row in rows]] = SKIPPED
-        assert isinstance(pictures.out, np.ndarray)
-        found = pictures.at_once.deliver(
-            pictures.addresses[part], pictures.lengths[part],
-            None if job.draws is None else job.draws[part], pictures.out[part], states,
-        )  # fmt: skip
+        assert pictures.at_once is not None
+        pictures.at_once.deliver(call)
         if self._aligned:
-            for row, state, size in zip(rows, states.tolist(), found.tolist(), strict=True):
+            for row, state, size in zip(
+                rows, call.states.tolist(), call.sizes.tolist(), strict=True
+            ):
                 if state == DONE:
                     sizes[pictures.name, row] = size[0], size[1]
-        return (np.flatnonzero(states == LEFT) + rows.start).tolist()
+        return (np.flatnonzero(call.states == LEFT) + rows.start).tolist()
+
+    def fill_left(self, job: BatchJob, number: int, rows: Iterable[int]) -> None:
+        """Decode pictures of a field that compiled code has left."""
+        for row in rows:
+            if row not in job.work.bad:
+                self._decode(job, row, job.images[number])
 
     def _decode(self, job: BatchJob, row: int, pictures: Pictures) -> Size | None:
         """Decode a picture; its own size, or None where that is not known any more."""
         name, kind, data, out = pictures[:4]
         where = _where(job, row, name)
-        draws = MIDDLE if job.draws is None else job.draws[row].tolist()
+        draws = job.draws(row)
         try:
             if isinstance(out, PicturesOnDevice):
                 size = out.plan(row, data[row], draws, where=where)

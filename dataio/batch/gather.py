@@ -21,9 +21,9 @@ from dataio.arguments import Arguments, find_device
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import DataioError, FieldError
 from dataio.batch.assemble import Assembler
-from dataio.batch.job import BatchJob, BatchWork, num_rows
+from dataio.batch.job import BatchJob, BatchWork, is_pictures_alone, num_rows
 from dataio.batch.lookup import Lookup, Pending, Pick
-from dataio.batch.prefetch import Prefetcher
+from dataio.batch.prefetch import Prefetcher, UnderWay
 from dataio.batch.process_transform import Made, WorkerArguments, WorkerProcesses
 from dataio.batch.shape import Shaper
 from dataio.batch.verify import RowVerifier
@@ -40,6 +40,7 @@ from dataio.store.pool import Pool
 
 if TYPE_CHECKING:
     from dataio.batch.feeders import offload
+    from dataio.batch.unlocked import UnlockedThreads
 
 INLINE_BYTES = 16 << 20
 """Up to this a batch is copied on the caller's thread: handing it over would cost more."""
@@ -151,6 +152,7 @@ class Gather:
             ThreadPoolExecutor(num_threads, "tonari-decode") if num_threads > 0 else None
         )
         paths = tuple(file.path for file in cache.files.fixed)
+        self._unlocked: UnlockedThreads | None = None
         for_workers = WorkerArguments(
             cache.schema, cache.directory, paths, fields, transform, collate is not None, seed,
             arguments.on_error, trusts_pictures, logs, cache.num_tiles,
@@ -314,6 +316,8 @@ class Gather:
             self.feeders.close()
         if self._threads is not None:
             self._threads.shutdown()
+        if self._unlocked is not None:
+            self._unlocked.close()
         if self._workers is not None:
             self._workers.close()
         self._reader.close()
@@ -394,7 +398,7 @@ class Gather:
         batch["slot"] = torch.from_numpy(pending.slot)
         return batch
 
-    def _submit(self, pending: Pending) -> Future[Outcome]:
+    def _submit(self, pending: Pending) -> UnderWay[Outcome]:
         """Give a batch's rows to the threads, a few at a time; the last to end puts it together.
 
         If it may.
@@ -406,6 +410,8 @@ class Gather:
             undecodable: Future[Outcome] = Future()
             undecodable.set_result(Undecodable(pending))
             return undecodable
+        if self.feeders is None and not self._transforms and is_pictures_alone(job):
+            return self._delivered(job, pending)
         num_parts = self._num_parts(job)
         bounds = [num_rows(job) * part // num_parts for part in range(num_parts + 1)]
         left = Unfinished(job, pending, self.shaper.plan())
@@ -417,6 +423,23 @@ class Gather:
             for start, stop in pairwise(bounds):
                 self._threads.submit(parts.run, self._run_part, job, start, stop)
         return self._ended(parts.batch) if left.how == "look" else parts.batch
+
+    def _delivered(self, job: BatchJob, pending: Pending) -> UnderWay[Outcome]:
+        """Give a batch's pictures to threads that do not hold Python's lock."""
+        if self._unlocked is None:
+            from dataio.batch.unlocked import UnlockedThreads
+
+            self._unlocked = UnlockedThreads(self._num_threads)
+        filler, rows = self._assembler.filler, range(num_rows(job))
+        calls = [call for one in job.images if (call := filler.call(job, one, rows)) is not None]
+
+        def end(seconds: float) -> Outcome:
+            with self._threads_lock:
+                self._threads_s += seconds
+                self._fill_s += seconds
+            return Unfinished(job, pending, self.shaper.plan())
+
+        return self._unlocked.put(calls, partial(filler.fill_left, job), end)
 
     def _num_parts(self, job: BatchJob) -> int:
         """Choose in how many parts threads work on a batch."""

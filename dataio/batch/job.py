@@ -1,13 +1,13 @@
 """A batch that is being made: what it needs, and what has been filled so far."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.seeding import Key, key
+from dataio.base.seeding import Key, key, uniform
 from dataio.batch.stack import StackedColumns
 from dataio.rows.at_once import PicturesAtOnce
 from dataio.rows.fields import Decodes
@@ -15,7 +15,8 @@ from dataio.rows.image import Image, Mask
 from dataio.rows.on_device import PicturesOnDevice
 from dataio.rows.patch import Patches
 from dataio.rows.samples import Array, Sample, Value
-from dataio.store.files.reader import Located, RowReader
+from dataio.rows.views import MIDDLE, NUM_DRAWS, Draws
+from dataio.store.files.reader import Located, Pieces, RowReader
 
 OCCURRENCE_BIT = 48
 """No sample's number reaches it."""
@@ -64,8 +65,8 @@ class Pictures(NamedTuple):
     Attributes:
         name: The field's.
         kind: How it is declared.
-        data: The compressed pictures; or uint8[batch, height, width, channels] where they were
-            decoded while staging.
+        data: The compressed pictures by row; or, where they were decoded while staging,
+            uint8[batch, height, width, channels].
         out: uint8[batch, height, width, channels]: Where they go; or, of those that a device
             decodes, what is known of them until then.
         addresses: uint64[batch]: Where each lies.
@@ -75,7 +76,7 @@ class Pictures(NamedTuple):
 
     name: str
     kind: Image | Mask
-    data: Sequence[memoryview] | NDArray[np.uint8]
+    data: Pieces | NDArray[np.uint8]
     out: NDArray[np.uint8] | PicturesOnDevice
     addresses: NDArray[np.uint64]
     lengths: NDArray[np.int64]
@@ -87,7 +88,7 @@ class BatchJob:
     """A batch being made: `copies`, `images`, `decodes` and `cuts` list what `run` fills.
 
     Attributes:
-        draws: float64[batch, NUM_DRAWS]: Numbers of each sample for its pictures; None where
+        drawn: The stream of what pictures draw, and int64[batch], by which each does; None where
             nothing is drawn.
         results: What the transform's samples go into, or what fields with a ``decode`` return.
         samples: The samples themselves, for a collate.
@@ -100,16 +101,31 @@ class BatchJob:
     values: dict[str, Value]
     copies: list[tuple[Array, Array]]
     images: list[Pictures]
-    decodes: list[tuple[str, Decodes, Sequence[memoryview]]]
+    decodes: list[tuple[str, Decodes, Pieces]]
     cuts: list[tuple[Array, Patches, Array]]
-    draws: NDArray[np.float64] | None = None
+    drawn: tuple[Key, NDArray[np.int64]] | None = None
     results: StackedColumns | None = None
     samples: list[Sample | None] | None = None
     done: int = 0
     fed: set[int] = field(default_factory=set)
     here: bool = False
+    _draws: NDArray[np.float64] | None = None
+
+    def draws(self, row: int) -> Draws:
+        """Give the numbers of a row's pictures: those in the middle where nothing is drawn."""
+        if self.drawn is None:
+            return MIDDLE
+        if self._draws is None:  # threads that find this together find the same
+            self._draws = uniform(*self.drawn, NUM_DRAWS)
+        return self._draws[row].tolist()  # type: ignore[no-any-return]
 
 
 def num_rows(job: BatchJob) -> int:
     """Count a job's rows."""
     return len(job.work.located.position)
+
+
+def is_pictures_alone(job: BatchJob) -> bool:
+    """Whether compiled code does all that takes time."""
+    others = job.copies, job.decodes, job.cuts
+    return bool(job.images) and not any(others) and all(one.at_once for one in job.images)

@@ -1,15 +1,24 @@
 """Batches under way: begun in order, made on other threads, handed over in order."""
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError  # another class in Python 3.10
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from dataio.base.errors import StallError
 
 T = TypeVar("T")
 W = TypeVar("W")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class UnderWay(Protocol[T_co]):
+    """What is being made: a `Future`, or what is awaited as one."""
+
+    def done(self) -> bool: ...
+    def result(self, timeout: float, /) -> T_co: ...
+    def exception(self, timeout: float, /) -> BaseException | None: ...
 
 
 class Prefetcher(Generic[W, T]):
@@ -29,7 +38,7 @@ class Prefetcher(Generic[W, T]):
 
     def __init__(
         self,
-        begin: Callable[[W], Future[T]],
+        begin: Callable[[W], UnderWay[T]],
         work: Iterator[W],
         *,
         depth: int,
@@ -42,7 +51,7 @@ class Prefetcher(Generic[W, T]):
         self._next: W | None = None
         self._depth = depth
         self._timeout_s = timeout_s
-        self._under_way: deque[Future[T]] = deque()
+        self._under_way: deque[UnderWay[T]] = deque()
         self._closed = False
 
     def __iter__(self) -> Iterator[T]:
@@ -59,7 +68,7 @@ class Prefetcher(Generic[W, T]):
             self._next = next(self._work, None)
         return self._next is not None and not (self._under_way and self._may_wait(self._next))
 
-    def _begin_next(self) -> Future[T]:
+    def _begin_next(self) -> UnderWay[T]:
         work, self._next = self._next, None
         assert work is not None, "there is one"
         return self._begin(work)
@@ -85,5 +94,7 @@ class Prefetcher(Generic[W, T]):
     def close(self) -> None:
         """Begin nothing more, and wait for what is under way; idempotent."""
         self._closed = True
-        wait(self._under_way, self._timeout_s)
+        with contextlib.suppress(FutureTimeoutError):
+            for future in self._under_way:
+                future.exception(self._timeout_s)
         self._under_way.clear()

@@ -9,10 +9,12 @@ import ctypes
 import functools
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.base.seeding import Key
 from dataio.rows.image import Image
 from dataio.rows.jpeg import PIXEL_FORMAT, turbojpeg
 from dataio.rows.views import RandomCrop, RandomResizedCrop
@@ -24,6 +26,13 @@ TURBO = (
     "tj3Init", "tj3Destroy", "tj3Set", "tj3Get", "tj3DecompressHeader", "tj3SetScalingFactor",
     "tj3SetCroppingRegion", "tj3Decompress8",
 )  # fmt: skip
+POINTER = ctypes.c_void_p
+FUNCTIONS = {
+    "pictures": (None, POINTER), "open": (POINTER,), "close": (None, POINTER),
+    "free": (None, POINTER), "put": (None, POINTER, POINTER),
+    "serve": (POINTER, POINTER, POINTER, POINTER),
+    "wait": (ctypes.c_int, POINTER, POINTER, ctypes.c_double),
+}  # fmt: skip
 RESIZES = ("NoneType", "Resize", "ResizeShort", "ResizeLong")
 CROPS = ("NoneType", "CenterCrop", "RandomCrop", "RandomResizedCrop", "Pad")
 
@@ -42,6 +51,32 @@ class _How(ctypes.Structure):
     )  # fmt: skip
 
 
+class Call(ctypes.Structure):
+    """Pictures to be delivered, as `Pictures` in pictures.c; it keeps their arrays alive.
+
+    Attributes:
+        states: uint8[n]: Of each picture.
+        sizes: int32[n, 2]: Height and width of the compressed ones that were delivered.
+        undone: Those that no thread has delivered yet, where threads do.
+        nanoseconds: That threads have spent on them.
+    """
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("_turbo", "_how")),
+        *((name, ctypes.c_uint64) for name in ("_num", "_low", "_high")),
+        *(
+            (f"_{name}", ctypes.c_void_p)
+            for name in ("addresses", "lengths", "numbers", "out", "sizes", "states", "next")
+        ),
+        *((name, ctypes.c_int64) for name in ("_begun", "undone", "nanoseconds")),
+    )
+
+    def __init__(self, *constant: object, arrays: tuple[NDArray[Any] | None, ...]) -> None:
+        *_, self.sizes, self.states = arrays
+        self._arrays = arrays
+        super().__init__(*constant, *(a if a is None else a.ctypes.data for a in arrays))
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """Find the compiled code; None where it was not built, or of another version of its source."""
@@ -54,10 +89,9 @@ def library() -> ctypes.CDLL | None:
             # One that takes other arguments would write anywhere.
             if (ctypes.c_char * len(built_of)).in_dll(found, "tonari_source").raw != built_of:
                 continue
-            found.tonari_pictures.argtypes = (
-                [ctypes.c_void_p] * 2 + [ctypes.c_int64] + [ctypes.c_void_p] * 6
-            )
-            found.tonari_pictures.restype = None
+            for name, (result, *given) in FUNCTIONS.items():
+                function = getattr(found, f"tonari_{name}")
+                function.restype, function.argtypes = result, given
         except (OSError, AttributeError, ValueError):
             continue
         return found
@@ -95,34 +129,34 @@ class PicturesAtOnce:
             kind.flip, *drawn.scale, *drawn.ratio,
         )  # fmt: skip
         self._library, self._turbo = library(), _turbo()
+        self._how_address = ctypes.addressof(self._how)
+        self._turbo_address = None if self._turbo is None else ctypes.addressof(self._turbo)
         self.is_there = self._library is not None and (kept is not None or self._turbo is not None)
 
-    def deliver(
+    def call(
         self,
         addresses: NDArray[np.uint64],
         lengths: NDArray[np.int64],
-        draws: NDArray[np.float64] | None,
+        drawn: tuple[Key, NDArray[np.int64]] | None,
         out: NDArray[np.uint8],
         states: NDArray[np.uint8],
-    ) -> NDArray[np.int32]:
-        """Deliver pictures. Thread-safe.
+    ) -> Call:
+        """Describe pictures to be delivered.
 
         Args:
-            addresses: uint64[n]: Where each picture lies.
+            addresses: uint64[n]: Where each picture lies; that memory must stay.
             lengths: int64[n]: Its bytes.
-            draws: float64[n, NUM_DRAWS], C-contiguous: Numbers of each; None: nothing is drawn.
+            drawn: The stream, and int64[n], by which each draws; None: nothing is drawn.
             out: uint8[n, height, width, channels], C-contiguous.
             states: uint8[n]: `SKIPPED`, or anything else, which becomes `DONE` or `LEFT`.
-
-        Returns:
-            int32[n, 2]: Height and width of the compressed ones that were delivered.
         """
-        sizes = np.empty((len(addresses), 2), np.int32)
-        assert self._library is not None
-        self._library.tonari_pictures(
-            self._turbo, ctypes.byref(self._how), len(addresses),
-            *(array.ctypes.data for array in (addresses, lengths)),
-            None if draws is None else draws.ctypes.data,
-            *(array.ctypes.data for array in (out, sizes, states)),
+        num, (stream, numbers) = len(addresses), drawn or (0, None)
+        return Call(
+            self._turbo_address, self._how_address, num, stream & (2**64 - 1), stream >> 64,
+            arrays=(addresses, lengths, numbers, out, np.empty((num, 2), np.int32), states),
         )  # fmt: skip
-        return sizes
+
+    def deliver(self, call: Call) -> None:
+        """Deliver pictures. Thread-safe."""
+        assert self._library is not None
+        self._library.tonari_pictures(ctypes.byref(call))

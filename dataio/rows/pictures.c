@@ -9,10 +9,12 @@
    aten/src/ATen/native/cpu/UpSampleKernel.cpp, which is Pillow's src/libImaging/Resample.c. */
 
 #include <math.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -517,27 +519,178 @@ static int decode(Work *work, const double *draws, u8 *out, int32_t *size) {
 #define VALUE(name) TEXT(name)
 const char tonari_source[] = VALUE(TONARI_SOURCE);
 
-/* Deliver pictures.
+/* Pictures of a field.
 
    turbo      libjpeg-turbo's functions; not looked at where pixels were kept
-   how        the field
-   num        of pictures
    addresses  [num] where each lies
    lengths    [num] their bytes
-   draws      [num][NUM_DRAWS]; NULL: nothing is drawn
+   low, high  of the key of what is drawn
+   numbers    [num] each draws by another; NULL: nothing is drawn
    out        [num][height][width][channels]
    sizes      [num][2] height and width of each, where it was decoded
-   states     [num] SKIPPED: leave it out; becomes DONE or LEFT */
-void tonari_pictures(const Turbo *turbo, const How *how, int64_t num, const uint64_t *addresses,
-                     const int64_t *lengths, const double *draws, u8 *out, int32_t *sizes, u8 *states) {
-    const double none[NUM_DRAWS] = {0};
-    Work work = {turbo, how, NULL, 0, {0}, {0}, {0}, {0}};
+   states     [num] SKIPPED: leave it out; becomes DONE or LEFT
+   begun      those that a thread has taken
+   undone     those that are not done
+   nanoseconds  that threads have spent on them */
+typedef struct Pictures {
+    const Turbo *turbo;
+    const How *how;
+    int64_t num;
+    uint64_t low, high;
+    const uint64_t *addresses;
+    const int64_t *lengths, *numbers;
+    u8 *out;
+    int32_t *sizes;
+    u8 *states;
+    struct Pictures *next;
+    int64_t begun, undone, nanoseconds;
+} Pictures;
+
+static uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+/* Draw for a picture, as `uniform` of dataio/base/seeding.py. */
+static void draw(const Pictures *all, int64_t at, double *draws) {
+    uint64_t own = mix(mix((uint64_t)all->numbers[at] ^ all->low) ^ all->high);
+    for (int place = 0; place < NUM_DRAWS; place++)
+        draws[place] = ldexp((double)(mix(own + (place + 1) * 0x9E3779B97F4A7C15u) >> 11), -53);
+}
+
+/* Deliver some pictures: give how many are LEFT. */
+static int64_t deliver_some(Work *work, const Pictures *all, int64_t start, int64_t stop) {
+    double draws[NUM_DRAWS] = {0};
+    const How *how = all->how;
     size_t size = (size_t)how->height * how->width * how->channels;
-    for (int64_t at = 0; at < num; at++) {
-        if (states[at] == SKIPPED)
+    int64_t left = 0;
+    work->turbo = all->turbo, work->how = how;
+    for (int64_t at = start; at < stop; at++) {
+        if (all->states[at] == SKIPPED)
             continue;
-        work.data = (const u8 *)(uintptr_t)addresses[at], work.length = (size_t)lengths[at];
-        states[at] = decode(&work, draws ? draws + at * NUM_DRAWS : none, out + at * size, sizes + 2 * at) ? DONE : LEFT;
+        work->data = (const u8 *)(uintptr_t)all->addresses[at];
+        work->length = (size_t)all->lengths[at];
+        if (all->numbers)
+            draw(all, at, draws);
+        int is_done = decode(work, draws, all->out + at * size, all->sizes + 2 * at);
+        all->states[at] = is_done ? DONE : LEFT;
+        left += !is_done;
     }
-    free(work.pixels.data), free(work.rows.data), free(work.middle.data), free(work.weights.data);
+    return left;
+}
+
+static void free_rooms(Work *work) {
+    free(work->pixels.data), free(work->rows.data), free(work->middle.data), free(work->weights.data);
+}
+
+void tonari_pictures(const Pictures *all) {
+    Work work = {0};
+    deliver_some(&work, all, 0, all->num);
+    free_rooms(&work);
+}
+
+/* ---- Threads: dataio/batch/unlocked.py ---------------------------------------------------------- */
+
+enum { PART_BYTES = 1 << 14 };
+
+/* Pictures to be delivered; `lock` guards it, and what threads count of each. */
+typedef struct {
+    pthread_mutex_t lock;
+    pthread_cond_t came, done;
+    Pictures *first, *last;
+    int is_closed;
+} Queue;
+
+Queue *tonari_open(void) {
+    Queue *queue = calloc(1, sizeof *queue);
+    if (queue) {
+        pthread_mutex_init(&queue->lock, NULL);
+        pthread_cond_init(&queue->came, NULL), pthread_cond_init(&queue->done, NULL);
+    }
+    return queue;
+}
+
+/* Let all threads return; they leave what they have not begun. */
+void tonari_close(Queue *queue) {
+    pthread_mutex_lock(&queue->lock);
+    queue->is_closed = 1;
+    pthread_cond_broadcast(&queue->came);
+    pthread_mutex_unlock(&queue->lock);
+}
+
+/* When no thread uses it any more. */
+void tonari_free(Queue *queue) {
+    pthread_mutex_destroy(&queue->lock);
+    pthread_cond_destroy(&queue->came), pthread_cond_destroy(&queue->done);
+    free(queue);
+}
+
+void tonari_put(Queue *queue, Pictures *all) {
+    pthread_mutex_lock(&queue->lock);
+    all->next = NULL, all->begun = 0, all->undone = all->num, all->nanoseconds = 0;
+    if (all->num) {
+        queue->last = *(queue->first ? &queue->last->next : &queue->first) = all;
+        pthread_cond_broadcast(&queue->came);
+    }
+    pthread_mutex_unlock(&queue->lock);
+}
+
+static int64_t now_ns(clockid_t clock) {
+    struct timespec at;
+    clock_gettime(clock, &at);
+    return 1000000000 * (int64_t)at.tv_sec + at.tv_nsec;
+}
+
+static void end_some(Queue *queue, Pictures *all, const int64_t *rows) {
+    all->nanoseconds += now_ns(CLOCK_MONOTONIC) - rows[2];
+    all->undone -= rows[1] - rows[0];
+    if (!all->undone)
+        pthread_cond_broadcast(&queue->done);
+}
+
+/* Deliver pictures until some are LEFT: give these, and in rows[0], rows[1] where they begin and end. The
+   caller ends them by handing both back; rows[2] is when they were given, in nanoseconds. NULL: the
+   queue is closed. */
+Pictures *tonari_serve(Queue *queue, Pictures *ended, int64_t *rows) {
+    Work work = {0};
+    int64_t left = 0;
+    pthread_mutex_lock(&queue->lock);
+    if (ended)
+        end_some(queue, ended, rows);
+    for (;;) {
+        while (!queue->first && !queue->is_closed)
+            pthread_cond_wait(&queue->came, &queue->lock);
+        Pictures *all = queue->is_closed ? NULL : queue->first;
+        if (all) {
+            int64_t stop = all->begun, bytes = 0;
+            rows[0] = stop, rows[2] = now_ns(CLOCK_MONOTONIC);
+            while (stop < all->num && bytes < PART_BYTES)
+                bytes += all->lengths[stop++];
+            rows[1] = all->begun = stop;
+            if (stop == all->num)
+                queue->first = all->next;
+        }
+        pthread_mutex_unlock(&queue->lock);
+        if (all)
+            left = deliver_some(&work, all, rows[0], rows[1]);
+        if (!all || left) {
+            free_rooms(&work);
+            return all;
+        }
+        pthread_mutex_lock(&queue->lock);
+        end_some(queue, all, rows);
+    }
+}
+
+/* Wait until all pictures are done; 0: they are not, after some seconds. */
+int tonari_wait(Queue *queue, const Pictures *all, double seconds) {
+    int64_t until = now_ns(CLOCK_REALTIME) + (int64_t)(1e9 * seconds);
+    struct timespec at = {until / 1000000000, until % 1000000000};
+    pthread_mutex_lock(&queue->lock);
+    while (all->undone && !pthread_cond_timedwait(&queue->done, &queue->lock, &at))
+        ;
+    int is_done = !all->undone;
+    pthread_mutex_unlock(&queue->lock);
+    return is_done;
 }

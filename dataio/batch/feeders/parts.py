@@ -106,7 +106,7 @@ class Packer:
             ends = np.cumsum(bounds).reshape(bounds.shape)
             bounds = ends
             views = [
-                reader.extents(located.heap, starts[:, each], stops[:, each])[0]
+                reader.pieces(located.heap, starts[:, each], stops[:, each])
                 for each in range(len(self._variable))
             ]
             pieces.extend(chain.from_iterable(zip(*views, strict=True)))

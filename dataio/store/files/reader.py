@@ -1,6 +1,7 @@
 """Where rows lie -> their bytes, in mapped files; in any process of the node."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -78,6 +79,33 @@ class ExtentFile(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """Bytes of rows, in place, as a sequence of them.
+
+    Attributes:
+        mapped: Heaps by number.
+        heap: int64[num_rows]: Of each row; there from start to stop.
+        addresses: uint64[num_rows]: Where it lies, as long as this is kept.
+    """
+
+    mapped: Mapping[int, memoryview]
+    heap: NDArray[np.int64]
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    addresses: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.heap)
+
+    def __getitem__(self, row: int) -> memoryview:
+        return self.mapped[int(self.heap[row])][int(self.start[row]) : int(self.stop[row])]
+
+    def __iter__(self) -> Iterator[memoryview]:
+        places = zip(self.heap.tolist(), self.start.tolist(), self.stop.tolist(), strict=True)
+        return (self.mapped[heap][start:stop] for heap, start, stop in places)
+
+
 class RowReader:
     """Reads a pool's files. Thread-safe.
 
@@ -111,22 +139,18 @@ class RowReader:
             self._columns[number] = file.rows, column
         return column
 
-    def extents(
+    def pieces(
         self, heap: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64]
-    ) -> tuple[list[memoryview], NDArray[np.uint64]]:
-        """View an extent for each row, in place; and its address, which is good as long as that."""
-        addresses = start.astype(np.uint64)
-        mapped = {}
-        for number in set(heap.tolist()):
-            is_its = heap == number
-            view = self.heap(number).view(int(stop[is_its].max()))
+    ) -> Pieces:
+        """View an extent for each row, in place."""
+        addresses, mapped = start.astype(np.uint64), {}
+        numbers = set(heap.tolist())
+        for number in numbers:
+            its = heap == number if len(numbers) > 1 else slice(None)
+            view = self.heap(number).view(int(stop[its].max()))
             mapped[number] = view.data
-            addresses[is_its] += np.uint64(view.ctypes.data)
-        views = [
-            mapped[number][a:b]
-            for number, a, b in zip(heap.tolist(), start.tolist(), stop.tolist(), strict=True)
-        ]
-        return views, addresses
+            addresses[its] += np.uint64(view.ctypes.data)
+        return Pieces(mapped, heap, start, stop, addresses)
 
     def close(self) -> None:
         """Let go of the mappings."""
@@ -174,7 +198,7 @@ class RowReader:
         if self.schema.variable:
             # A row's variable fields lie back to back: one piece.
             bounds = located.bounds
-            pieces.append(self.extents(located.heap, bounds[:, 0], bounds[:, -1])[0])
+            pieces.append([*self.pieces(located.heap, bounds[:, 0], bounds[:, -1])])
         hashed = map(xxhash.xxh3_64_intdigest if len(pieces) == 1 else _digest, *pieces)
         sums = np.fromiter(hashed, np.uint64, len(located.position))
         return bind_checksums(sums, located.sample_id)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
+from dataio.base.seeding import Key, key, uniform
 from dataio.rows import at_once
 from dataio.rows.at_once import DONE, LEFT, SKIPPED, PicturesAtOnce
 from dataio.rows.decode import decode_image, store_pixels
@@ -45,17 +46,25 @@ def compressed(pixels: np.ndarray, *, mode: str = "RGB", **options: object) -> b
 
 
 def deliver(
-    kind: Image, pictures: list[bytes], draws: np.ndarray | None = None, *, out=(32, 32)
+    kind: Image, pictures: list[bytes], drawn: tuple | None = None, *, out=(32, 32)
 ) -> tuple[np.ndarray, list[int], list[list[int]]]:
     """Pixels, states and sizes."""
     arrays = [np.frombuffer(data, np.uint8) for data in pictures]
     pixels = np.zeros((len(arrays), *(kind.out or out), kind.channels), np.uint8)
     states = np.zeros(len(arrays), np.uint8)
-    sizes = PicturesAtOnce(kind, pixels.shape[1:3]).deliver(
+    at_once_of_kind = PicturesAtOnce(kind, pixels.shape[1:3])
+    call = at_once_of_kind.call(
         np.array([array.ctypes.data for array in arrays], np.uint64),
-        np.array([len(array) for array in arrays]), draws, pixels, states,
+        np.array([len(array) for array in arrays]), drawn, pixels, states,
     )  # fmt: skip
-    return pixels, states.tolist(), sizes.tolist()
+    at_once_of_kind.deliver(call)
+    return pixels, states.tolist(), call.sizes.tolist()
+
+
+def draws_of(rng: Rng) -> tuple[tuple[Key, np.ndarray], list[float]]:
+    """By what a picture draws, and what."""
+    drawn = key(int(rng.integers(2**31)), "pictures"), rng.integers(-(2**62), 2**62, 1)
+    return drawn, uniform(*drawn, NUM_DRAWS)[0].tolist()
 
 
 def drawn_kind(rng: Rng) -> Image | None:
@@ -87,8 +96,8 @@ def test_any_way_to_deliver_a_picture_gives_the_same_bytes(first) -> None:
     for seed in range(first, first + 300):
         rng = np.random.default_rng(seed)
         height, width = rng.integers(1, 90 if rng.random() < 0.6 else 600, 2).tolist()
-        pixels, kind, draws = (
-            pixels_of(rng, height, width), drawn_kind(rng), rng.random((1, NUM_DRAWS)),
+        pixels, kind, (drawn, draws) = (
+            pixels_of(rng, height, width), drawn_kind(rng), draws_of(rng),
         )  # fmt: skip
         if kind is None:
             continue
@@ -97,12 +106,12 @@ def test_any_way_to_deliver_a_picture_gives_the_same_bytes(first) -> None:
         if rng.random() < 0.2:
             kept = np.ascontiguousarray(pixels.repeat(2, 2)[..., : kind.channels])
             found, states = np.zeros((1, *wanted.shape), np.uint8), np.zeros(1, np.uint8)
-            PicturesAtOnce(kind, out, (height, width)).deliver(
-                np.array([kept.ctypes.data], np.uint64), np.array([kept.size]), draws, found, states
-            )
+            at_once_of_kind = PicturesAtOnce(kind, out, (height, width))
+            one = np.array([kept.ctypes.data], np.uint64), np.array([kept.size])
+            at_once_of_kind.deliver(at_once_of_kind.call(*one, drawn, found, states))
             (state,), what = states.tolist(), "pixels"
             if state == DONE:
-                store_pixels(kept, wanted, kind, draws[0].tolist(), where="here")
+                store_pixels(kept, wanted, kind, draws, where="here")
         else:
             mode = "L" if rng.random() < 0.2 else "RGB"
             options = {} if mode == "L" else {"subsampling": int(rng.integers(3))}
@@ -113,10 +122,10 @@ def test_any_way_to_deliver_a_picture_gives_the_same_bytes(first) -> None:
                 )  # fmt: skip
             except OSError:
                 continue  # Pillow's encoder has too little room for a tiny picture
-            found, (state,), (size,) = deliver(kind, [data], draws, out=out)
+            found, (state,), (size,) = deliver(kind, [data], drawn, out=out)
             what = "jpg"
             if state == DONE:
-                its = decode_image(memoryview(data), wanted, kind, draws[0].tolist(), where="here")
+                its = decode_image(memoryview(data), wanted, kind, draws, where="here")
                 assert its == tuple(size)
         if state == DONE:
             assert np.array_equal(found[0], wanted), (seed, kind)
@@ -139,7 +148,7 @@ def test_any_way_to_deliver_a_picture_gives_the_same_bytes(first) -> None:
 def test_no_picture_of_a_usual_recipe_is_left(kind, options) -> None:
     rng = np.random.default_rng(0)
     pictures = [compressed(pixels_of(rng, 150 + n, 220 - n), **options) for n in range(20)]
-    _, states, sizes = deliver(kind, pictures, rng.random((20, NUM_DRAWS)))
+    _, states, sizes = deliver(kind, pictures, (key(0, "pictures"), np.arange(20)))
     assert states == [DONE] * 20
     assert sizes == [[150 + n, 220 - n] for n in range(20)]
 
@@ -175,7 +184,9 @@ def test_a_picture_that_is_skipped_is_not_touched() -> None:
     kind, pixels = Image("jpg"), np.full((1, 8, 8, 3), 7, np.uint8)
     states = np.full(1, SKIPPED, np.uint8)
     nowhere = np.zeros(1, np.int64)
-    PicturesAtOnce(kind, (8, 8)).deliver(nowhere.view(np.uint64), nowhere, None, pixels, states)
+    at_once_of_kind = PicturesAtOnce(kind, (8, 8))
+    call = at_once_of_kind.call(nowhere.view(np.uint64), nowhere, None, pixels, states)
+    at_once_of_kind.deliver(call)
     assert states.tolist() == [SKIPPED]
     assert (pixels == 7).all()
 

@@ -27,9 +27,8 @@ from dataio.base.errors import FieldError
 from dataio.rows.decode import PIXELS, decode_image
 from dataio.rows.kept import MOST_TIMES, keep_pixels
 from dataio.rows.rows import Rows, RowSchema, make_rows
-from dataio.rows.views import NUM_DRAWS
 from dataio.world.threads import run_threads, thread_worlds
-from tests.dataio.rows.test_at_once import deliver, drawn_kind, pixels_of
+from tests.dataio.rows.test_at_once import deliver, drawn_kind, draws_of, pixels_of
 
 SCHEMA = RowSchema((), ("x",))
 
@@ -73,7 +72,7 @@ def test_any_way_to_deliver_a_picture_gives_the_same_bytes(first) -> None:
     num_kept = num_at_once = 0
     for seed in range(first, first + 300):
         rng = np.random.default_rng(seed)
-        kind, draws = drawn_kind(rng), rng.random((1, NUM_DRAWS))
+        kind, (drawn, draws) = drawn_kind(rng), draws_of(rng)
         try:
             data = drawn_picture(rng)
         except OSError:
@@ -85,11 +84,11 @@ def test_any_way_to_deliver_a_picture_gives_the_same_bytes(first) -> None:
             continue
         assert len(mine) <= MOST_TIMES * len(data)
         num_kept += 1
-        found, wanted = (seen_of(picture, kind, draws[0].tolist()) for picture in (mine, data))
+        found, wanted = (seen_of(picture, kind, draws) for picture in (mine, data))
         assert np.array_equal(found, wanted), (seed, kind)
         if isinstance(found, str):
             continue
-        at_once, states, sizes = deliver(kind, [mine], draws, out=found.shape[:2])
+        at_once, states, sizes = deliver(kind, [mine], drawn, out=found.shape[:2])
         if states == [0]:
             num_at_once += 1
             assert np.array_equal(at_once[0], wanted), (seed, kind)
