@@ -105,13 +105,13 @@ def loading(
         batches = (batch for _ in loader.epochs(1_000_000) for batch in loader)
         for _ in range(8):
             next(batches)
-        taken = 8
+        taken, num_batches = 8, len(loader)
         pin()
 
         def take() -> int:
             nonlocal taken
             # The first batch of an epoch is not begun before it is asked for.
-            if beside and taken % len(loader) and not loader.stats()["queue_depth"]:
+            if beside and taken % num_batches and not loader._session.gather.ready:
                 return 0
             taken += 1
             return len(next(batches)["image"])

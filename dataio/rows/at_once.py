@@ -71,10 +71,16 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("_begun", "undone", "nanoseconds")),
     )
 
-    def __init__(self, *constant: object, arrays: tuple[NDArray[Any] | None, ...]) -> None:
-        *_, self.sizes, self.states = arrays
-        self._arrays = arrays
-        super().__init__(*constant, *(a if a is None else a.ctypes.data for a in arrays))
+    def __init__(
+        self,
+        constant: tuple[int | None, ...],
+        given: tuple[NDArray[Any] | None, ...],
+        states: NDArray[np.uint8],
+    ) -> None:
+        self.sizes, self.states = np.empty((len(states), 2), np.int32), states
+        self._arrays = *given, self.sizes, states
+        addresses = (array if array is None else array.ctypes.data for array in self._arrays)
+        super().__init__(*constant, *addresses)
 
 
 @functools.cache
@@ -129,8 +135,8 @@ class PicturesAtOnce:
             kind.flip, *drawn.scale, *drawn.ratio,
         )  # fmt: skip
         self._library, self._turbo = library(), _turbo()
-        self._how_address = ctypes.addressof(self._how)
-        self._turbo_address = None if self._turbo is None else ctypes.addressof(self._turbo)
+        turbo = None if self._turbo is None else ctypes.addressof(self._turbo)
+        self._addresses = turbo, ctypes.addressof(self._how)
         self.is_there = self._library is not None and (kept is not None or self._turbo is not None)
 
     def call(
@@ -150,11 +156,9 @@ class PicturesAtOnce:
             out: uint8[n, height, width, channels], C-contiguous.
             states: uint8[n]: `SKIPPED`, or anything else, which becomes `DONE` or `LEFT`.
         """
-        num, (stream, numbers) = len(addresses), drawn or (0, None)
-        return Call(
-            self._turbo_address, self._how_address, num, stream & (2**64 - 1), stream >> 64,
-            arrays=(addresses, lengths, numbers, out, np.empty((num, 2), np.int32), states),
-        )  # fmt: skip
+        stream, numbers = drawn or (0, None)
+        constant = *self._addresses, len(states), stream & (2**64 - 1), stream >> 64
+        return Call(constant, (addresses, lengths, numbers, out), states)
 
     def deliver(self, call: Call) -> None:
         """Deliver pictures. Thread-safe."""

@@ -91,7 +91,11 @@ def test_many_calls_by_threads_give_what_one_call_gives(threads) -> None:
     for one, other in zip(found, expected, strict=True):
         assert one.states.tolist() == other.states.tolist()
         assert np.array_equal(pixels_of(one), pixels_of(other))
-    rows_left = [(n, r) for n, c in enumerate(expected) for r in np.flatnonzero(c.states == LEFT)]
+    rows_left = [
+        (number, row)
+        for number, call in enumerate(expected)
+        for row in np.flatnonzero(call.states == LEFT).tolist()
+    ]
     assert sorted(left) == rows_left
     assert len(rows_left) > 20
     assert not threads._under_way

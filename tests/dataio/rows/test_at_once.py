@@ -46,7 +46,7 @@ def compressed(pixels: np.ndarray, *, mode: str = "RGB", **options: object) -> b
 
 
 def deliver(
-    kind: Image, pictures: list[bytes], drawn: tuple | None = None, *, out=(32, 32)
+    kind: Image, pictures: list[bytes], drawn: tuple[Key, np.ndarray] | None = None, *, out=(32, 32)
 ) -> tuple[np.ndarray, list[int], list[list[int]]]:
     """Pixels, states and sizes."""
     arrays = [np.frombuffer(data, np.uint8) for data in pictures]
