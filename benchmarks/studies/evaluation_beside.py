@@ -1,18 +1,20 @@
 """What does an epoch cost that is evaluated beside training, in line, and not at all?
 
 A small convolutional network is trained on one core, to which its process is bound. The other core
-is spare: the evaluator finds it by itself. The three ways take turns, each in a run of its own, in
-another order each time. Compared is the time from the end of an epoch to that of the next: steps,
-evaluation or the handing over of weights, and a checkpoint. The first epoch of a run warms up, and
-is left out. What is given is the median of the ratios of a turn, and the quarters about it. ``cpu``
-is the time of all threads of the training process, which says more on a machine that others use
-too: on a core of its own an epoch takes as long. That both ways found the same figures, to the last
-digit, is checked.
+is spare: the evaluator finds it by itself. The ways take turns, each in a run of its own, in
+another order each time. ``neighbour`` is not evaluated either, but the other core trains another
+run all the while: what that costs, the cores' shared caches and memory cost. Compared is the time
+from the end of an epoch to that of the next: steps, evaluation or the handing over of weights, and
+a checkpoint. The first epoch of a run warms up, and is left out. What is given is the median of the
+ratios of a turn, and the quarters about it. ``cpu`` is the time of all threads of the training
+process, which says more on a machine that others use too: on a core of its own an epoch takes as
+long. That both ways found the same figures, to the last digit, is checked.
 
     OMP_NUM_THREADS=1 python -m benchmarks.studies.evaluation_beside [--repeats 9] [--epochs 6]
 """
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -36,7 +38,7 @@ from tonari.report.machine import describe_machine
 from tonari.trainer.config.config import load_config
 from tonari.trainer.run.loop import train
 
-WAYS, WHAT = ("none", "inline", "beside"), ("epoch", "cpu")
+WAYS, WHAT = ("none", "inline", "beside", "neighbour"), ("epoch", "cpu")
 TRAIN, TEST, SIDE, BATCH = 12_800, 6_400, 32, 64
 CONFIG = """
 [data]
@@ -86,14 +88,20 @@ def run_one(config: Path, given: list[str]) -> None:
 
 def start(directory: Path, way: str, name: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Train in a process that is bound to one core; returns an epoch's times, and all lines."""
-    run, core = directory / name, min(os.sched_getaffinity(0))
+    run, (core, spare, *_) = directory / name, sorted(os.sched_getaffinity(0))
     given = [str(directory / "run.toml"), f"run.directory={run}"]
-    if way != "none":
+    if way in ("inline", "beside"):
         given += [f"data.test={directory}/test.parquet", f"run.evaluation={way}"]
     command = [sys.executable, "-m", "benchmarks.studies.evaluation_beside", "--run", *given]
-    ended = subprocess.run(
-        ["taskset", "-c", str(core), *command], check=True, stdout=subprocess.PIPE
-    )
+    other = [f"data.cache={directory}/neighbour-cache", f"run.directory={run}-neighbour"]
+    with contextlib.ExitStack() as stack:
+        if way == "neighbour":
+            its = [*command, *other, "run.epochs=1000"]
+            neighbour = stack.enter_context(subprocess.Popen(["taskset", "-c", str(spare), *its]))
+            stack.callback(neighbour.kill)
+        ended = subprocess.run(
+            ["taskset", "-c", str(core), *command], check=True, stdout=subprocess.PIPE
+        )
     ends = json.loads(ended.stdout.splitlines()[-1])
     took = {
         what: statistics.median(after[n] - before[n] for before, after in pairwise(ends))
@@ -108,7 +116,7 @@ def measure(directory: Path, repeats: int, epochs: int) -> dict[str, object]:
     turns, late, evaluation_s = list[dict[str, dict[str, float]]](), list[float](), list[float]()
     for turn in range(repeats + 1):
         took, judged = {}, {}
-        for way in WAYS[turn % 3 :] + WAYS[: turn % 3]:
+        for way in WAYS[turn % 4 :] + WAYS[: turn % 4]:
             took[way], lines = start(directory, way, f"{turn}-{way}")
             judged[way] = {
                 line["step"]: [line[name] for name in FIGURES]

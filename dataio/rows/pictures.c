@@ -580,19 +580,25 @@ static int64_t deliver_some(Work *work, const Pictures *all, int64_t start, int6
     return left;
 }
 
-static void free_rooms(Work *work) {
+/* Let go of memory, if it is more than that. */
+static void free_rooms(Work *work, size_t kept) {
+    const Work nothing = {0};
+    if (work->pixels.size + work->rows.size + work->middle.size + work->weights.size <= kept)
+        return;
     free(work->pixels.data), free(work->rows.data), free(work->middle.data), free(work->weights.data);
+    *work = nothing;
 }
 
 void tonari_pictures(const Pictures *all) {
     Work work = {0};
     deliver_some(&work, all, 0, all->num);
-    free_rooms(&work);
+    free_rooms(&work, 0);
 }
 
 /* ---- Threads: dataio/batch/unlocked.py ---------------------------------------------------------- */
 
-enum { PART_BYTES = 1 << 14 };
+/* Of a part of the work, and of memory that a thread keeps for the next. */
+enum { PART_BYTES = 1 << 14, MOST_KEPT = 1 << 22 };
 
 /* Pictures to be delivered; `lock` guards it, and what threads count of each. */
 typedef struct {
@@ -674,10 +680,9 @@ Pictures *tonari_serve(Queue *queue, Pictures *ended, int64_t *rows) {
         pthread_mutex_unlock(&queue->lock);
         if (all)
             left = deliver_some(&work, all, rows[0], rows[1]);
-        if (!all || left) {
-            free_rooms(&work);
+        free_rooms(&work, all && !left ? MOST_KEPT : 0);
+        if (!all || left)
             return all;
-        }
         pthread_mutex_lock(&queue->lock);
         end_some(queue, all, rows);
     }
