@@ -11,7 +11,7 @@ from dataio.base.buffers import BufferRing
 from dataio.base.errors import About, FieldError
 from dataio.base.seeding import key
 from dataio.batch.job import BatchJob, BatchWork, Pictures
-from dataio.rows.at_once import DONE, LEFT, SKIPPED, Call, PicturesAtOnce
+from dataio.rows.at_once import DONE, LEFT, SKIPPED, PicturesAtOnce, PicturesCall
 from dataio.rows.decode import check_decodes, decode_image, image_shape, store_pixels
 from dataio.rows.fields import Array as ArrayField
 from dataio.rows.fields import Decodes, Field, Text, Tokens
@@ -21,7 +21,7 @@ from dataio.rows.patch import Patches
 from dataio.rows.refused import WORDS, find_refused, is_replaced
 from dataio.rows.samples import Array, AsList, NothingDecodesError, OnError, Value
 from dataio.rows.views import Draws, RandomResizedCrop, Size
-from dataio.store.files.reader import Pieces, RowReader
+from dataio.store.files.reader import RowPieces, RowReader
 
 SMALL_BYTES = 64
 """Fixed fields up to this width are gathered for many batches at once."""
@@ -193,7 +193,7 @@ class Filler:
                     ),
                 )
 
-    def _variable(self, job: BatchJob, name: str, data: Pieces) -> Value:
+    def _variable(self, job: BatchJob, name: str, data: RowPieces) -> Value:
         kind = self._fields[name]
         if isinstance(kind, Tokens):
             return self._tokens(kind, data)
@@ -204,7 +204,7 @@ class Filler:
             return [None] * len(data)
         return [piece.tobytes() for piece in data]
 
-    def _text(self, job: BatchJob, name: str, data: Pieces) -> list[str]:
+    def _text(self, job: BatchJob, name: str, data: RowPieces) -> list[str]:
         texts = []
         for row, piece in enumerate(data):
             try:
@@ -222,7 +222,7 @@ class Filler:
                 )
         return texts
 
-    def _tokens(self, kind: Tokens, data: Pieces) -> Array | list[Array]:
+    def _tokens(self, kind: Tokens, data: RowPieces) -> Array | list[Array]:
         dtype = np.dtype(kind.dtype).newbyteorder("<")
         if kind.length is None:
             ends = np.cumsum([0, *map(len, data)]).tolist()
@@ -245,7 +245,7 @@ class Filler:
         job: BatchJob,
         name: str,
         kind: Image | Mask,
-        data: Pieces,
+        data: RowPieces,
         lengths: NDArray[np.int64],
     ) -> Value:
         size = kind.out if kind.out is not None else self.sizes.get(name)
@@ -269,7 +269,7 @@ class Filler:
             self._at_once[name] = found if found is not None and found.is_there else None
         return self._at_once[name]
 
-    def _first_size(self, job: BatchJob, name: str, kind: Image | Mask, data: Pieces) -> Size:
+    def _first_size(self, job: BatchJob, name: str, kind: Image | Mask, data: RowPieces) -> Size:
         for row, piece in enumerate(map(_unmarked, data)):
             try:
                 return image_shape(piece, where=_where(job, row, name), upright=kind.upright)
@@ -357,7 +357,7 @@ class Filler:
             )
             return
 
-    def call(self, job: BatchJob, pictures: Pictures, rows: range) -> Call | None:
+    def call(self, job: BatchJob, pictures: Pictures, rows: range) -> PicturesCall | None:
         """Describe pictures to compiled code; None if it delivers none of that field."""
         if pictures.at_once is None:
             return None

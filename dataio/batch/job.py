@@ -16,7 +16,7 @@ from dataio.rows.on_device import PicturesOnDevice
 from dataio.rows.patch import Patches
 from dataio.rows.samples import Array, Sample, Value
 from dataio.rows.views import MIDDLE, NUM_DRAWS, Draws
-from dataio.store.files.reader import Located, Pieces, RowReader
+from dataio.store.files.reader import Located, RowPieces, RowReader
 
 OCCURRENCE_BIT = 48
 """No sample's number reaches it."""
@@ -76,7 +76,7 @@ class Pictures(NamedTuple):
 
     name: str
     kind: Image | Mask
-    data: Pieces | NDArray[np.uint8]
+    data: RowPieces | NDArray[np.uint8]
     out: NDArray[np.uint8] | PicturesOnDevice
     addresses: NDArray[np.uint64]
     lengths: NDArray[np.int64]
@@ -101,7 +101,7 @@ class BatchJob:
     values: dict[str, Value]
     copies: list[tuple[Array, Array]]
     images: list[Pictures]
-    decodes: list[tuple[str, Decodes, Pieces]]
+    decodes: list[tuple[str, Decodes, RowPieces]]
     cuts: list[tuple[Array, Patches, Array]]
     drawn: tuple[Key, NDArray[np.int64]] | None = None
     results: StackedColumns | None = None

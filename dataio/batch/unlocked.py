@@ -17,23 +17,23 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from dataio.rows.at_once import LEFT, Call, library
+from dataio.rows.at_once import LEFT, PicturesCall, library
 
 T = TypeVar("T")
 CHECK_S = 0.2
 """Longest wait of a thread that would not see Ctrl-C meanwhile."""
 
 
-class _UnderWay(NamedTuple):
+class _CallKept(NamedTuple):
     """What threads need of a call; it stays until that is done, also if nobody waits any more."""
 
-    call: Call
+    call: PicturesCall
     deliver_left: Callable[[list[int]], None]
     errors: list[BaseException]
 
 
 @dataclass(frozen=True)
-class Delivery(Generic[T]):
+class PendingPictures(Generic[T]):
     """Pictures under way, awaited as a `Future` is.
 
     Attributes:
@@ -44,7 +44,7 @@ class Delivery(Generic[T]):
     """
 
     threads: "UnlockedThreads"
-    calls: Sequence[Call]
+    calls: Sequence[PicturesCall]
     errors: list[BaseException]
     end: Callable[[float], T]
 
@@ -82,7 +82,7 @@ class UnlockedThreads:
         found = library()
         assert found is not None, "as pictures are delivered at once"
         self._library, self._queue = found, found.tonari_open()
-        self._under_way: dict[int, _UnderWay] = {}
+        self._under_way: dict[int, _CallKept] = {}
         arguments = found, self._queue, self._under_way
         threads = [
             threading.Thread(target=_serve, args=arguments, name=f"tonari-decode-{n}", daemon=True)
@@ -95,25 +95,25 @@ class UnlockedThreads:
 
     def put(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[PicturesCall],
         deliver_left: Callable[[int, list[int]], None],
         end: Callable[[float], T],
-    ) -> Delivery[T]:
+    ) -> PendingPictures[T]:
         """Have pictures delivered, behind those that were put before.
 
         Args:
             calls: By field.
             deliver_left: Called with a field's number and rows that were left, on any thread.
-            end: See `Delivery`.
+            end: See `PendingPictures`.
         """
         errors: list[BaseException] = []
         for number, call in enumerate(calls):
             address = ctypes.addressof(call)
-            self._under_way[address] = _UnderWay(call, partial(deliver_left, number), errors)
+            self._under_way[address] = _CallKept(call, partial(deliver_left, number), errors)
             self._library.tonari_put(self._queue, address)
-        return Delivery(self, calls, errors, end)
+        return PendingPictures(self, calls, errors, end)
 
-    def wait(self, call: Call, seconds: float) -> bool:
+    def wait(self, call: PicturesCall, seconds: float) -> bool:
         """Wait for a call for some seconds at most; false: it is not done."""
         address = ctypes.addressof(call)
         is_done = bool(self._library.tonari_wait(self._queue, address, seconds))
@@ -122,7 +122,7 @@ class UnlockedThreads:
         return is_done
 
 
-def _serve(library: ctypes.CDLL, queue: int, under_way: dict[int, _UnderWay]) -> None:
+def _serve(library: ctypes.CDLL, queue: int, under_way: dict[int, _CallKept]) -> None:
     address, rows = None, (ctypes.c_int64 * 3)()
     while address := library.tonari_serve(queue, address, rows):
         call, deliver_left, errors = under_way[address]

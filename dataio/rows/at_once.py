@@ -51,7 +51,7 @@ class _How(ctypes.Structure):
     )  # fmt: skip
 
 
-class Call(ctypes.Structure):
+class PicturesCall(ctypes.Structure):
     """Pictures to be delivered, as `Pictures` in pictures.c; it keeps their arrays alive.
 
     Attributes:
@@ -146,7 +146,7 @@ class PicturesAtOnce:
         drawn: tuple[Key, NDArray[np.int64]] | None,
         out: NDArray[np.uint8],
         states: NDArray[np.uint8],
-    ) -> Call:
+    ) -> PicturesCall:
         """Describe pictures to be delivered.
 
         Args:
@@ -158,9 +158,9 @@ class PicturesAtOnce:
         """
         stream, numbers = drawn or (0, None)
         constant = *self._addresses, len(states), stream & (2**64 - 1), stream >> 64
-        return Call(constant, (addresses, lengths, numbers, out), states)
+        return PicturesCall(constant, (addresses, lengths, numbers, out), states)
 
-    def deliver(self, call: Call) -> None:
+    def deliver(self, call: PicturesCall) -> None:
         """Deliver pictures. Thread-safe."""
         assert self._library is not None
         self._library.tonari_pictures(ctypes.byref(call))

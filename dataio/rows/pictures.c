@@ -610,10 +610,9 @@ typedef struct {
 
 Queue *tonari_open(void) {
     Queue *queue = calloc(1, sizeof *queue);
-    if (queue) {
-        pthread_mutex_init(&queue->lock, NULL);
-        pthread_cond_init(&queue->came, NULL), pthread_cond_init(&queue->done, NULL);
-    }
+    if (queue)
+        pthread_mutex_init(&queue->lock, NULL), pthread_cond_init(&queue->came, NULL),
+            pthread_cond_init(&queue->done, NULL);
     return queue;
 }
 
@@ -627,9 +626,8 @@ void tonari_close(Queue *queue) {
 
 /* When no thread uses it any more. */
 void tonari_free(Queue *queue) {
-    pthread_mutex_destroy(&queue->lock);
-    pthread_cond_destroy(&queue->came), pthread_cond_destroy(&queue->done);
-    free(queue);
+    pthread_mutex_destroy(&queue->lock), pthread_cond_destroy(&queue->came);
+    pthread_cond_destroy(&queue->done), free(queue);
 }
 
 void tonari_put(Queue *queue, Pictures *all) {

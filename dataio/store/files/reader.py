@@ -80,7 +80,7 @@ class ExtentFile(Protocol):
 
 
 @dataclass(frozen=True)
-class Pieces:
+class RowPieces:
     """Bytes of rows, in place, as a sequence of them.
 
     Attributes:
@@ -141,7 +141,7 @@ class RowReader:
 
     def pieces(
         self, heap: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64]
-    ) -> Pieces:
+    ) -> RowPieces:
         """View an extent for each row, in place."""
         addresses, mapped = start.astype(np.uint64), {}
         numbers = set(heap.tolist())
@@ -150,7 +150,7 @@ class RowReader:
             view = self.heap(number).view(int(stop[its].max()))
             mapped[number] = view.data
             addresses[its] += np.uint64(view.ctypes.data)
-        return Pieces(mapped, heap, start, stop, addresses)
+        return RowPieces(mapped, heap, start, stop, addresses)
 
     def close(self) -> None:
         """Let go of the mappings."""

@@ -20,7 +20,7 @@ from dataio import FieldError, Image, Loader, RandomCrop, Reports, Resize, Stagi
 from dataio.base.seeding import key
 from dataio.batch.unlocked import UnlockedThreads
 from dataio.rows import at_once
-from dataio.rows.at_once import LEFT, SKIPPED, Call, PicturesAtOnce
+from dataio.rows.at_once import LEFT, SKIPPED, PicturesAtOnce, PicturesCall
 from tests.dataio.source.shards import write_tar
 
 pytestmark = pytest.mark.skipif(
@@ -39,7 +39,7 @@ def compressed(number: int, form: str = "JPEG") -> bytes:
     return file.getvalue()
 
 
-def call_of(number: int) -> Call:
+def call_of(number: int) -> PicturesCall:
     """Pictures: some JPEGs, and some that are left to others, or are to be skipped."""
     rng = np.random.default_rng(number)
     num = int(rng.integers(1, 60))
@@ -55,7 +55,7 @@ def call_of(number: int) -> Call:
     return call
 
 
-def pixels_of(call: Call) -> np.ndarray:
+def pixels_of(call: PicturesCall) -> np.ndarray:
     return call._arrays[3]  # type: ignore[return-value]
 
 
