@@ -14,8 +14,10 @@ Q > 0, no exchange, its bytes spent on more frequent rounds (``"instead"``).
     python -m benchmarks.studies.local_steps --parquet DIRECTORY [--epochs 16] [--seeds 5]
 
 The inner learning rate is chosen for each H, with rows that move and without, among ``--lrs`` by a
-seed that is not among those reported. ``--outer 1 0`` averages models, without momentum. Prints a
-line of JSON for each cell; the corners of the map with more seeds.
+seed that is not among those reported. ``--outer 1 0`` averages models, without momentum.
+``--fragments 2`` exchanges the two layers H / 2 steps apart (Streaming DiLoCo, Douillard et al.
+2501.18512, without its overlap). Prints a line of JSON for each cell; the corners of the map with
+more seeds.
 """
 
 import argparse
@@ -96,9 +98,10 @@ class LocalModels:
         self.inner.zero_grad()
 
     @torch.no_grad()
-    def round(self) -> None:
-        """Make one model of all, by an outer step."""
-        for shared, momentum, own in zip(self.shared, self.outer, self.own, strict=True):
+    def round(self, part: slice = slice(None)) -> None:
+        """Make one model of all, or one part of it, by an outer step."""
+        parts = (weights[part] for weights in (self.shared, self.outer, self.own))
+        for shared, momentum, own in zip(*parts, strict=True):
             difference = shared - own.mean(0)
             momentum.mul_(self.outer_momentum).add_(difference)
             shared.sub_(self.outer_lr * (difference + self.outer_momentum * momentum))
@@ -133,25 +136,34 @@ def train(
     epochs: int,
     lr: float,
     outer: tuple[float, float],
+    fragments: int,
 ) -> dict[str, float]:
     """Train a run; its accuracy at the end, and the bytes that a node has sent."""
     layout, nodes = Layout((1,) * NODES, len(rows.labels)), LocalModels(seed, lr=lr, outer=outer)
-    taken = rounds = 0
+    size = len(nodes.shared) // fragments
+    parts = [slice(size * part, size * (part + 1)) for part in range(fragments)]
+    taken, sent = 0, 0.0
+
+    def exchange_models(part: slice) -> None:
+        nonlocal sent
+        nodes.round(part)
+        sent += 4 * sum(each.numel() for each in nodes.shared[part])
+
     for epoch in range(epochs):
         for samples in torch.from_numpy(batches(layout, seed, epoch, exchange)):
             for group in nodes.inner.param_groups:
                 group["lr"] = lr * (1 - taken / (epochs * ROWS // BATCH))
             nodes.step(rows.features[samples], rows.labels[samples], average=every == 1)
             taken += 1
-            if every > 1 and taken % every == 0:
-                nodes.round()
-                rounds += 1
-    if taken % every:
-        nodes.round()
-        rounds += 1
+            for number, part in enumerate(parts):
+                if every > 1 and (taken + number * every // fragments) % every == 0:
+                    exchange_models(part)
+    for number, part in enumerate(parts):
+        if (taken + number * every // fragments) % every:
+            exchange_models(part)
     shared = [each[0] for each in nodes.own]
     right = forward(shared, test.features).argmax(-1) == test.labels
-    sent = 2 * (NODES - 1) / NODES * nodes.model_bytes * (taken if every == 1 else rounds)
+    sent = 2 * (NODES - 1) / NODES * (nodes.model_bytes * taken if every == 1 else sent)
     moved = num_leaving(layout, exchange) * (epochs - 1) * rows.mean_bytes
     return {"accuracy": float(right.float().mean()), "model_bytes": sent, "row_bytes": moved}
 
@@ -173,7 +185,7 @@ def measure(rows: Labelled, test: Labelled, args: argparse.Namespace) -> Iterato
     def run(seed: int, every: int, exchange: float, lr: float) -> dict[str, float]:
         return train(
             rows, test, seed=seed, every=every, exchange=exchange, epochs=args.epochs, lr=lr,
-            outer=(args.outer[0], args.outer[1]),
+            outer=(args.outer[0], args.outer[1]), fragments=args.fragments,
         )  # fmt: skip
 
     chosen = {
@@ -189,6 +201,7 @@ def measure(rows: Labelled, test: Labelled, args: argparse.Namespace) -> Iterato
             seeds = range(args.seeds if is_corner else args.seeds_within)
             lr = chosen[every, exchange > 0]
             cell = {"H": every, "Q": exchange, "lr": lr, "outer": args.outer}
+            cell |= {"fragments": args.fragments}
             whole = [run(seed, every, exchange, lr) for seed in seeds]
             yield {**cell, **sum_up(whole)}
             if every > 1 and exchange:
@@ -207,6 +220,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, nargs="*", default=[1, 8, 32, 128])
     parser.add_argument("--exchanges", type=float, nargs="*", default=[0.0, 0.05, 0.25, 1.0])
     parser.add_argument("--outer", type=float, nargs=2, default=[0.7, 0.9])
+    parser.add_argument("--fragments", type=int, default=1, choices=(1, 2))
     parser.add_argument("--lrs", type=float, nargs="*", default=[1e-4, 3e-4, 1e-3, 3e-3, 1e-2])
     for name, value in (("epochs", 16), ("seeds", 5), ("seeds_within", 2)):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
