@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from dataio.base.errors import WorkerError
-from dataio.base.network import CONNECTING
+from dataio.base.network import connect_apart
 from dataio.batch.assemble import Assembler
 from dataio.batch.feeders.directory import (
     CPU,
@@ -502,9 +502,7 @@ class Feeders:
     def _connected(self, feeder: Announced, port: int) -> socket.socket:
         """Connect to a core, and have it ready for what it is to make."""
         with contextlib.ExitStack() as undo:
-            with CONNECTING:
-                made = socket.create_connection((feeder.host, port), GREETING_S)
-            undo.enter_context(made)
+            made = undo.enter_context(connect_apart(feeder.host, port, GREETING_S))
             greet(made, bytes.fromhex(feeder.secret), is_feeder=False)
             (theirs, *_), ours = receive(made), versions()
             names = [name for name in ours if name != CPU or self._runs_code]

@@ -24,6 +24,7 @@ from dataio.base.network import listen
 from dataio.batch.feeders import directory as found
 from dataio.batch.feeders import offload, serve
 from dataio.batch.feeders.offload import Feeders, PartRows
+from dataio.job.sockets import Sockets
 from dataio.world import single_world
 from tests.dataio import test_pictures as pictures
 from tests.dataio.batch.gather_pool import FIELDS, gathered, open_pool, pick_in_turn, pixels
@@ -309,6 +310,19 @@ def test_feeders_that_end_and_come_change_no_byte(tmp_path, feeders) -> None:
 @pytest.mark.usefixtures("slow_here")
 def test_thirty_feeders_that_end_and_come_change_no_byte(tmp_path, feeders) -> None:
     run_with_losses(tmp_path, feeders, num_losses=30)
+
+
+def test_feeders_stay_when_ranks_are_lost(tmp_path, elsewhere) -> None:
+    """The trainer makes its loader while connections to other ranks are noted."""
+    sockets = Sockets()
+    with open_pool(tmp_path) as pool:
+        with sockets.noting():
+            gather = make_gather(pool, FIELDS, **HERE, feeders=elsewhere)
+        with contextlib.closing(gather):
+            assert gather.feeders is not None
+            links = [*gather.feeders._links.values()]
+            sockets.shut()
+            assert [link.is_cut() for link in links] == [False, False]
 
 
 @pytest.mark.thorough
