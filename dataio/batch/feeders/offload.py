@@ -465,26 +465,30 @@ class Feeders:
         """Connect to the cores of feeders that are new."""
         found = [(feeder, port) for feeder in announced(self._directory) for port in feeder.ports]
         first = self._replica * MOST_CORES % max(len(found), 1)
-        away: set[str] = set()
         for feeder, port in found[first:] + found[:first]:
             key, now = (feeder.name, port), time.monotonic()
             is_due = key not in self._links and self._retry_at.get(key, now) <= now
-            if not is_due or feeder.name in away or len(self._links) >= MOST_CORES:
+            if not is_due or len(self._links) >= MOST_CORES:
                 continue
-            self._retry_at[key] = now + RETRY_S
             try:
                 link = _Link(feeder, port, self._connected(feeder, port))
             except _RefusedError as error:
-                away.add(feeder.name)
+                self._put_off(feeder)
                 if refuses:
                     raise WorkerError(f"feeders: {feeder.words}: {error}") from error
                 self._tell(feeder, str(error))
-            except (OSError, EOFError):  # it has left, or its node is lost
-                away.add(feeder.name)
+            except (OSError, EOFError):  # it has left, was killed, or its node is lost
+                self._put_off(feeder)
             except WrongSecretError:
+                self._put_off(feeder)
                 self._tell(feeder, "another one answers there, and is not used; remove its file")
             else:
                 self._begin_link(link)
+
+    def _put_off(self, feeder: Announced) -> None:
+        """Try none of its cores for a while: a file whose feeder was killed stays."""
+        then = time.monotonic() + RETRY_S
+        self._retry_at |= {(feeder.name, port): then for port in feeder.ports}
 
     def _begin_link(self, link: _Link) -> None:
         thread = threading.Thread(

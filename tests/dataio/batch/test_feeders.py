@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import platform
 import secrets
 import signal
 import socket
@@ -340,6 +341,45 @@ def test_killed_processes_cost_what_they_had(tmp_path, feeders, caplog) -> None:
             there = gather.feeders
             wait_for(lambda: there.num_cores == 0)
     assert caplog.text.count("tried again after") == 1
+
+
+def test_the_file_of_a_killed_feeder_is_removed_by_the_next_on_its_node(feeders) -> None:
+    found.check_directory(feeders)
+
+    def announced(name: str, listening: socket.socket) -> Path:
+        path = found.announce(feeders, "127.0.0.1", listening.getsockname()[1:], b"")
+        return path.rename(path.with_name(f"feeder-{platform.node()}{name}.json"))
+
+    with listen("127.0.0.1") as here:
+        killed, of_another = announced("-1", here), announced("2-1", here)
+    with listen("127.0.0.1") as here:
+        assert {*feeders.iterdir()} == {killed, of_another}
+        kept = [announced(name, here) for name in ("-2", "-3")]
+        assert {*feeders.iterdir()} == {of_another, *kept}
+
+
+def test_the_cores_of_a_feeder_that_is_away_are_tried_once_in_a_while(
+    tmp_path, feeders, monkeypatch
+) -> None:
+    tried: list[int] = []
+
+    def refuse(host: str, port: int, timeout_s: float) -> Any:
+        tried.append(port)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(offload, "connect_apart", refuse)
+    monkeypatch.setattr(offload, "LOOK_S", LIMIT_S)
+    monkeypatch.setattr(offload, "RETRY_S", LIMIT_S)
+    found.check_directory(feeders)
+    found.announce(feeders, "127.0.0.1", (1, 2, 3), b"")
+    with open_pool(tmp_path) as pool:
+        gather = make_gather(pool, FIELDS, **HERE, feeders=feeders)
+        with contextlib.closing(gather):
+            assert gather.feeders is not None
+            gather.feeders._look()
+            gather.feeders._retry_at.clear()
+            gather.feeders._look()
+    assert tried == [1, 1]
 
 
 @pytest.mark.thorough
