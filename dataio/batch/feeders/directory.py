@@ -141,7 +141,7 @@ def versions() -> dict[str, str]:
         "Python": platform.python_version(),
         "machine": platform.machine(),
         "numpy": np.__version__,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "torchvision": _version("torchvision"),
         "Pillow": f"{_version('pillow')} with libjpeg {jpeg}",
         "simplejpeg": f"{_version('simplejpeg')}, beside it {turbo} {_version('turbojpeg')}",

@@ -9,6 +9,7 @@ condition guards the parts, the costs and what is known of feeders.
 
 import contextlib
 import logging
+import pickle  # noqa: TID251  (the transform, written alone: a feeder reads it)
 import select
 import socket
 import statistics
@@ -33,8 +34,16 @@ from dataio.batch.feeders.directory import (
     check_directory,
     versions,
 )
-from dataio.batch.feeders.parts import Packer, find_room, sent_arguments, take_in
-from dataio.batch.feeders.wire import WrongSecretError, greet, pickled, receive, receive_into, send
+from dataio.batch.feeders.parts import MadeRows, Packer, find_room, sent_arguments, take_in
+from dataio.batch.feeders.wire import (
+    WrongMessageError,
+    WrongSecretError,
+    greet,
+    receive,
+    receive_bytes,
+    receive_into,
+    send,
+)
 from dataio.batch.job import BatchJob
 from dataio.batch.process_checks import check_sendable
 from dataio.batch.process_transform import WorkerArguments
@@ -194,7 +203,7 @@ class Feeders:
         )
         arguments = sent_arguments(arguments)
         self._runs_code = arguments.transform is not None or bool(assembler.filler.own)
-        self._sent = pickled(arguments)
+        self._sent = pickle.dumps(arguments, protocol=5)
         self._packer = Packer(reader, arguments.schema, assembler.filler.sizes)
         self._changed = threading.Condition()
         self._parts: deque[PartRows] = deque()
@@ -202,6 +211,7 @@ class Feeders:
         self._steps_s: deque[float] = deque(maxlen=15)
         self._try_at = 0.0
         self._batch_rows = self._num_batches = 0
+        self._sends_none = False
         # Odd: the loop waits for a batch
         self._awaited = 0
         self._links: dict[tuple[str, int], _Link] = {}
@@ -382,7 +392,8 @@ class Feeders:
         with self._changed:
             while not self._closed.is_set():
                 # The newest: its batch is needed last
-                if self._parts and not self._parts[-1].is_ours and self._pays(link):
+                newest = self._parts[-1] if self._parts and not self._sends_none else None
+                if newest and not newest.is_ours and self._pays(link):
                     return self._parts.pop()
                 if link.parts:
                     break
@@ -395,7 +406,7 @@ class Feeders:
         cpu_s = time.thread_time()
         rows, pieces = self._packer.pack(part.job, part.start, part.stop)
         link.made.settimeout(link.limit_s())
-        sent_bytes = send(link.made, rows, pieces)
+        sent_bytes = send(link.made, tuple(rows), pieces)
         with self._changed:
             self.sent_bytes += sent_bytes
             self._made_there.add(0, time.thread_time() - cpu_s)
@@ -405,18 +416,20 @@ class Feeders:
         part = held.part
         link.made.settimeout(max(held.sent + link.limit_s() - time.perf_counter(), SOON_S))
         cpu_s = time.thread_time()
-        made, num_bytes, received_bytes = receive(link.made)
+        said, num_bytes, received_bytes = receive(link.made)
+        made = MadeRows(*said)
         with self._changed:
             is_late = held.state == "here"
             held.state = held.state if is_late else "coming"
         if is_late:
-            receive_into(link.made, [bytearray(num_bytes)])
+            receive_bytes(link.made, num_bytes)
             link.parts.popleft()
             return
         if made.failure:
+            self._sends_none |= made.has_no_form
             raise _RefusedError(made.failure)
-        rooms = find_room(part.job, part.start, part.stop, made)
-        if rooms is None or sum(room.nbytes for room in rooms) != num_bytes:
+        rooms = find_room(self._assembler, part.job, part.start, part.stop, made, num_bytes)
+        if rooms is None:
             raise _RefusedError("it made rows of another form than those of their batch")
         receive_into(link.made, rooms)
         take_in(self._assembler, part.job, part.start, part.stop, made)
@@ -441,11 +454,16 @@ class Feeders:
         why = f"did not answer within {link.limit_s():.1f} s"
         if not isinstance(error, TimeoutError):
             why = f"has failed ({error or type(error).__name__})"
+        then = f"it is tried again after {RETRY_S:.0f} s"
+        if self._sends_none:
+            then = (
+                "so are all others; let the transform return arrays, tensors, numbers, text, bytes "
+                "and lists, tuples and dicts of them, or give no feeders"
+            )
         if not self._closed.is_set():
             self._tell(
-                link.feeder, f"a core of it {why}; the rows that it had are made here, and it is "
-                f"tried again after {RETRY_S:.0f} s",
-            )  # fmt: skip
+                link.feeder, f"a core of it {why}; the rows that it had are made here, and {then}"
+            )
         for _ in parts:
             self._threads.submit(self._run_next)
 
@@ -455,7 +473,7 @@ class Feeders:
         self._retry_at[key] = time.monotonic() + RETRY_S
 
     def _look_on(self) -> None:
-        while not self._closed.wait(LOOK_S):
+        while not (self._closed.wait(LOOK_S) or self._sends_none):
             try:
                 self._look()
             except Exception as error:  # the filesystem may fail: training goes on
@@ -472,7 +490,7 @@ class Feeders:
                 continue
             try:
                 link = _Link(feeder, port, self._connected(feeder, port))
-            except _RefusedError as error:
+            except (_RefusedError, WrongMessageError) as error:
                 self._put_off(feeder)
                 if refuses:
                     raise WorkerError(f"feeders: {feeder.words}: {error}") from error
@@ -520,7 +538,7 @@ class Feeders:
                     f"it has {differ} {theirs.get(differ)}, but this node {ours[differ]}, expected "
                     f"the same, as bytes could differ; {cure}, or stop it"
                 )
-            send(made, (sys.path, self._sent))
+            send(made, [*map(str, sys.path)], [self._sent])
             if refused := receive(made)[0]:
                 raise _RefusedError(
                     f"it cannot find the transform or a field ({refused}), expected what this node "
