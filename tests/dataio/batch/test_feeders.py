@@ -23,8 +23,9 @@ import importance
 from dataio import AsList, FieldError, WorkerError, Workers
 from dataio.base.network import listen
 from dataio.batch.feeders import directory as found
-from dataio.batch.feeders import offload, serve
+from dataio.batch.feeders import offload, serve, wire
 from dataio.batch.feeders.offload import Feeders, PartRows
+from dataio.batch.feeders.parts import MadeRows
 from dataio.job.sockets import Sockets
 from dataio.world import single_world
 from tests.dataio import test_pictures as pictures
@@ -523,6 +524,98 @@ def test_a_feeder_that_would_make_other_bytes_is_refused(
         assert gather.feeders.num_cores == 0
         gather.close()
         late.end()
+
+
+class Own:
+    """A value of a user's own class; all are the same."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Own
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def owned(sample: Any, rng: object) -> Any:
+    return sample | {"own": Own()}
+
+
+@pytest.mark.usefixtures("slow_here")
+@pytest.mark.parametrize("options", [{}, {"collate": list}])
+def test_rows_whose_values_have_no_plain_form_are_made_here(
+    tmp_path, elsewhere, caplog, options
+) -> None:
+    with open_pool(tmp_path) as pool:
+        gather = make_gather(
+            pool, FIELDS, **HERE, **options, prefetch=1, transform=owned, feeders=elsewhere
+        )
+        with contextlib.closing(gather):
+            for batch in gather.batches(pick_in_turn(40), range(5), epoch=1):
+                assert batch["own"] if not options else [row["own"] for row in batch] == [Own()] * 8
+            there = gather.feeders
+            assert there is not None
+            wait_for(lambda: not there._looking.is_alive())
+            assert there.rows == 0
+    assert caplog.text.count("test_feeders.Own cannot be sent); the rows that it had are") == 1
+    assert "here, and so are all others; let the transform return" in caplog.text
+
+
+class Caught:
+    """In place of a connection: what is sent."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def sendmsg(self, views: list[memoryview]) -> int:
+        self.data += b"".join(views)
+        return sum(map(len, views))
+
+
+FIELDS_ALONE: dict[str, Any] = {}
+RAGGED = {"transform": ragged}
+OTHER_FORM = {"noise": ((4,), np.dtype(float))}
+WRONG: dict[str, tuple[dict[str, Any], Any]] = {
+    "no fields": (FIELDS_ALONE, lambda made: MadeRows()),
+    "no values": (RAGGED, lambda made: MadeRows()),
+    "bad rows of others": (RAGGED, lambda made: made._replace(bad=frozenset([1]))),
+    "a longer list": (RAGGED, lambda made: made._replace(lists={n: [1, 2] for n in made.lists})),
+    "another list": (RAGGED, lambda made: made._replace(lists={**made.lists, "more": [1]})),
+    "a larger form": (RAGGED, lambda made: made._replace(results={**made.results, **OTHER_FORM})),
+    "what a collate takes": (RAGGED, lambda made: made._replace(samples=[{}])),
+    "objects": (RAGGED, lambda data: data.replace(b'"<f8"', b'"|O8"')),
+    "an end amid the JSON": (RAGGED, lambda data: bytes([data[0] - 9]) + data[1:]),
+    "no end": (RAGGED, lambda data: data[:7] + b"" + data[8:]),
+}
+
+
+@pytest.mark.usefixtures("slow_here")
+@pytest.mark.parametrize("kind", WRONG)
+def test_an_answer_that_is_wrong_loses_the_feeder_and_changes_no_row(
+    tmp_path, feeders, core, monkeypatch, caplog, kind
+) -> None:
+    options, alter = WRONG[kind]
+
+    def send(made: socket.socket, value: Any, pieces: Any = ()) -> int:
+        if not isinstance(value, tuple):
+            return wire.send(made, value, pieces)
+        with contextlib.suppress(AttributeError, TypeError):
+            return wire.send(made, tuple(alter(MadeRows(*value))), pieces)
+        caught = Caught()
+        wire.send(caught, value, pieces)  # type: ignore[arg-type]
+        made.sendall(alter(caught.data))
+        return 0
+
+    monkeypatch.setattr(serve, "send", send)
+    monkeypatch.setattr(offload, "RETRY_S", LIMIT_S)
+    with open_pool(tmp_path) as pool:
+        expected = gathered(pool, **HERE, **options)
+        gather = make_gather(pool, FIELDS, **HERE, **options, feeders=feeders)
+        with contextlib.closing(gather):
+            assert_same(expected, [*gather.batches(pick_in_turn(40), range(5), epoch=1)])
+            there = gather.feeders
+            assert there is not None
+            wait_for(lambda: there.num_cores == 0)
+            assert there.rows == 0
+    assert caplog.text.count("a core of it has failed (it ") == 1
 
 
 def test_who_does_not_know_the_secret_is_not_served(tmp_path, feeders, core, caplog) -> None:
