@@ -575,7 +575,13 @@ RAGGED = {"transform": ragged}
 OTHER_FORM = {"noise": ((4,), np.dtype(float))}
 WRONG: dict[str, tuple[dict[str, Any], Any]] = {
     "no fields": (FIELDS_ALONE, lambda made: MadeRows()),
-    "no values": (RAGGED, lambda made: MadeRows()),
+    "another dtype": (
+        FIELDS_ALONE,
+        lambda made: made._replace(
+            pictures={name: (form[0], np.dtype("i1")) for name, form in made.pictures.items()}
+        ),
+    ),
+    "what a transform returns": (FIELDS_ALONE, lambda made: made._replace(results={})),
     "bad rows of others": (RAGGED, lambda made: made._replace(bad=frozenset([1]))),
     "a longer list": (RAGGED, lambda made: made._replace(lists={n: [1, 2] for n in made.lists})),
     "another list": (RAGGED, lambda made: made._replace(lists={**made.lists, "more": [1]})),
@@ -583,6 +589,7 @@ WRONG: dict[str, tuple[dict[str, Any], Any]] = {
     "what a collate takes": (RAGGED, lambda made: made._replace(samples=[{}])),
     "objects": (RAGGED, lambda data: data.replace(b'"<f8"', b'"|O8"')),
     "an end amid the JSON": (RAGGED, lambda data: bytes([data[0] - 9]) + data[1:]),
+    "fewer bytes": (RAGGED, lambda data: data[:16] + bytes([data[16] - 8]) + data[17:]),
     "no end": (RAGGED, lambda data: data[:7] + b"" + data[8:]),
 }
 
@@ -597,8 +604,9 @@ def test_an_answer_that_is_wrong_loses_the_feeder_and_changes_no_row(
     def send(made: socket.socket, value: Any, pieces: Any = ()) -> int:
         if not isinstance(value, tuple):
             return wire.send(made, value, pieces)
-        with contextlib.suppress(AttributeError, TypeError):
-            return wire.send(made, tuple(alter(MadeRows(*value))), pieces)
+        with contextlib.suppress(AttributeError, IndexError, TypeError):  # of bytes
+            altered = alter(MadeRows(*value))
+            return wire.send(made, tuple(altered), () if altered == MadeRows() else pieces)
         caught = Caught()
         wire.send(caught, value, pieces)  # type: ignore[arg-type]
         made.sendall(alter(caught.data))
