@@ -9,7 +9,6 @@ condition guards the parts, the costs and what is known of feeders.
 
 import contextlib
 import logging
-import pickle  # noqa: TID251  (the transform, written alone: a feeder reads it)
 import select
 import socket
 import statistics
@@ -45,7 +44,7 @@ from dataio.batch.feeders.wire import (
     send,
 )
 from dataio.batch.job import BatchJob
-from dataio.batch.process_checks import check_sendable
+from dataio.batch.process_checks import check_sendable, pickled
 from dataio.batch.process_transform import WorkerArguments
 from dataio.rows.samples import Batch
 from dataio.store.files.reader import RowReader
@@ -203,7 +202,7 @@ class Feeders:
         )
         arguments = sent_arguments(arguments)
         self._runs_code = arguments.transform is not None or bool(assembler.filler.own)
-        self._sent = pickle.dumps(arguments, protocol=5)
+        self._sent = pickled(arguments)
         self._packer = Packer(reader, arguments.schema, assembler.filler.sizes)
         self._changed = threading.Condition()
         self._parts: deque[PartRows] = deque()

@@ -106,7 +106,8 @@ def receive(made: socket.socket) -> tuple[Any, int, int]:
         raise
     except Exception as error:
         raise WrongMessageError(
-            f"it sent what is no message ({type(error).__name__}: {error})"
+            f"it sent what is no message ({type(error).__name__}: {error}), expected one of this "
+            "Tonari; start it with this node's environment, or stop it"
         ) from error
     return value, num_bytes, LENGTHS.size + sum(own_bytes) + num_bytes
 

@@ -512,6 +512,10 @@ def test_a_feeder_that_would_make_other_bytes_is_refused(
             rf"node {np.__version__}, expected the same.*environment",
         ):
             gathered(pool, **HERE, feeders=feeders)
+        with monkeypatch.context() as here:
+            here.setattr(serve, "send", lambda made, value: made.sendall(b"pickle" * 99))
+            with pytest.raises(WorkerError, match=r"it sent what is no message .*or stop it"):
+                gathered(pool, **HERE, feeders=feeders)
         # One that comes later is not worth the run
         core.end()
         gather = make_gather(pool, FIELDS, **HERE, feeders=feeders)
