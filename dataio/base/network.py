@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from weakref import WeakSet
 
 SILENT_LINK_S = 15
 """For which a node's system may not answer: one without power or network closes no connection."""
@@ -14,6 +15,9 @@ KEEP_ALIVE = (
 
 CONNECTING = threading.RLock()
 """Held while connections to other ranks are made, and noted, and while any others are made."""
+
+APART: WeakSet[socket.socket] = WeakSet()
+"""Connections to who is no rank: those stay when ranks are lost. `CONNECTING` guards it."""
 
 
 def own_name() -> str:
@@ -34,3 +38,15 @@ def listen(host: str) -> socket.socket:
     """
     family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server((host, 0), family=family)
+
+
+def connect_apart(host: str, port: int, timeout_s: float) -> socket.socket:
+    """Connect to who is no rank, also while connections to ranks are noted.
+
+    Raises:
+        OSError: If nobody answers there.
+    """
+    with CONNECTING:
+        made = socket.create_connection((host, port), timeout_s)
+        APART.add(made)
+    return made

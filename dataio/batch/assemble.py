@@ -85,6 +85,11 @@ class Assembler:
         self.looked_s = 0.0
         self.by_row = transform is not None or keep_samples or self.filler.decodes
 
+    @property
+    def has_fields(self) -> bool:
+        """Whether a batch has the fields as they are: no transform or collate changes them."""
+        return self._transform is None and not self._keep_samples
+
     def prepare(self, work: BatchWork) -> BatchJob:
         """Allocate what a batch needs."""
         job = self.filler.prepare(work)
@@ -135,7 +140,7 @@ class Assembler:
 
     def take_in(self, job: BatchJob, start: int, stop: int, bad: frozenset[int]) -> None:
         """Note that feeders made the rows [start, stop), but for what is copied as it lies."""
-        if self._transform is None and not self._keep_samples:
+        if self.has_fields:
             position = job.work.located.position[start:stop]
             for column, out in job.copies:
                 column.take(position, 0, out[start:stop], "clip")
@@ -165,7 +170,7 @@ class Assembler:
 
     def _made(self, job: BatchJob, row: int, how: How) -> Mapping[str, object] | None:
         """Make a row's sample, or what of it is not in the batch yet; None if it is refused."""
-        if self._transform is None and not self._keep_samples:
+        if self.has_fields:
             return {name: job.values[name][row] for name in self.filler.own}
         sample = self._sample(job, row)
         return sample if self._transform is None else self._transformed(job, row, sample, how)

@@ -41,7 +41,7 @@ def check_sendable(
         )
     for what, function in functions.items():
         try:
-            data = _sent(function)
+            data = pickled(function)
         except Exception as error:
             raise ValueError(
                 f"{what}: {function!r:.80} cannot be sent to processes ({error}), expected what is "
@@ -57,7 +57,7 @@ def check_sendable(
             )
 
 
-def _sent(function: object) -> bytes:
+def pickled(function: object) -> bytes:
     """Write what a process would be sent, without what moves tensors to shared memory."""
     data = io.BytesIO()
     pickler = ForkingPickler(data)

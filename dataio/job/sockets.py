@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dataio.base.network import CONNECTING, KEEP_ALIVE
+from dataio.base.network import APART, CONNECTING, KEEP_ALIVE
 
 SEEN_S = 0.1
 """Time for gloo to see that nothing more comes. Of a write that fails before it says nothing, and
@@ -27,7 +27,10 @@ class Sockets:
 
     @contextlib.contextmanager
     def noting(self, *, watched: bool = False) -> Iterator[None]:
-        """Note the connections that are made within, all of them to other ranks if ``watched``."""
+        """Note the connections that are made within, all of them to other ranks if ``watched``.
+
+        Those of `connect_apart` are left alone.
+        """
         with CONNECTING:
             before = _open_sockets()
             try:
@@ -36,8 +39,9 @@ class Sockets:
                 self._note_new(before, watched)
 
     def _note_new(self, before: dict[int, str], watched: bool) -> None:
+        apart = {each.fileno() for each in APART}
         for descriptor, name in _open_sockets().items():
-            if before.get(descriptor) != name:
+            if before.get(descriptor) != name and descriptor not in apart:
                 with contextlib.suppress(OSError):  # another thread has closed it
                     self._note(socket.socket(fileno=os.dup(descriptor)), watched)
 

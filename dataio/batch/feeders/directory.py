@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import socket
 import stat
 from collections.abc import Iterator
 from importlib import metadata
@@ -26,6 +27,7 @@ from dataio.rows.at_once import library
 from dataio.rows.jpeg import turbojpeg
 
 OVER = "over"
+TRY_S = 5.0
 CPU = "instructions"
 """Of `versions`: what torch computes with. Our own pictures are the same with any."""
 
@@ -77,8 +79,21 @@ def check_directory(directory: Path) -> None:
 
 
 def announce(directory: Path, host: str, ports: tuple[int, ...], secret: bytes) -> Path:
-    """Write a feeder's file, atomically; returns its path."""
-    path = directory / f"feeder-{platform.node()}-{os.getpid()}.json"
+    """Write a feeder's file, atomically, and remove those of killed ones of this node.
+
+    Returns:
+        Its path.
+    """
+    name = f"feeder-{platform.node()}"
+    for other in announced(directory):
+        if other.name.rpartition("-")[0] == name:
+            try:
+                socket.create_connection((other.host, other.ports[0]), TRY_S).close()
+            except ConnectionRefusedError:
+                (directory / other.name).unlink(missing_ok=True)
+            except OSError:  # whether it was killed is not known
+                pass
+    path = directory / f"{name}-{os.getpid()}.json"
     document = {"host": host, "ports": ports, "secret": secret.hex()}
     write_file(path, json.dumps(document).encode())
     return path
@@ -126,7 +141,7 @@ def versions() -> dict[str, str]:
         "Python": platform.python_version(),
         "machine": platform.machine(),
         "numpy": np.__version__,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "torchvision": _version("torchvision"),
         "Pillow": f"{_version('pillow')} with libjpeg {jpeg}",
         "simplejpeg": f"{_version('simplejpeg')}, beside it {turbo} {_version('turbojpeg')}",

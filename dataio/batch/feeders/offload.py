@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from dataio.base.errors import WorkerError
-from dataio.base.network import CONNECTING
+from dataio.base.network import connect_apart
 from dataio.batch.assemble import Assembler
 from dataio.batch.feeders.directory import (
     CPU,
@@ -33,10 +33,18 @@ from dataio.batch.feeders.directory import (
     check_directory,
     versions,
 )
-from dataio.batch.feeders.parts import Packer, find_room, sent_arguments, take_in
-from dataio.batch.feeders.wire import WrongSecretError, greet, pickled, receive, receive_into, send
+from dataio.batch.feeders.parts import MadeRows, Packer, find_room, sent_arguments, take_in
+from dataio.batch.feeders.wire import (
+    WrongMessageError,
+    WrongSecretError,
+    greet,
+    receive,
+    receive_bytes,
+    receive_into,
+    send,
+)
 from dataio.batch.job import BatchJob
-from dataio.batch.process_checks import check_sendable
+from dataio.batch.process_checks import check_sendable, pickled
 from dataio.batch.process_transform import WorkerArguments
 from dataio.rows.samples import Batch
 from dataio.store.files.reader import RowReader
@@ -202,6 +210,7 @@ class Feeders:
         self._steps_s: deque[float] = deque(maxlen=15)
         self._try_at = 0.0
         self._batch_rows = self._num_batches = 0
+        self._sends_none = False
         # Odd: the loop waits for a batch
         self._awaited = 0
         self._links: dict[tuple[str, int], _Link] = {}
@@ -382,7 +391,8 @@ class Feeders:
         with self._changed:
             while not self._closed.is_set():
                 # The newest: its batch is needed last
-                if self._parts and not self._parts[-1].is_ours and self._pays(link):
+                newest = self._parts[-1] if self._parts and not self._sends_none else None
+                if newest and not newest.is_ours and self._pays(link):
                     return self._parts.pop()
                 if link.parts:
                     break
@@ -395,7 +405,7 @@ class Feeders:
         cpu_s = time.thread_time()
         rows, pieces = self._packer.pack(part.job, part.start, part.stop)
         link.made.settimeout(link.limit_s())
-        sent_bytes = send(link.made, rows, pieces)
+        sent_bytes = send(link.made, tuple(rows), pieces)
         with self._changed:
             self.sent_bytes += sent_bytes
             self._made_there.add(0, time.thread_time() - cpu_s)
@@ -405,18 +415,20 @@ class Feeders:
         part = held.part
         link.made.settimeout(max(held.sent + link.limit_s() - time.perf_counter(), SOON_S))
         cpu_s = time.thread_time()
-        made, num_bytes, received_bytes = receive(link.made)
+        said, num_bytes, received_bytes = receive(link.made)
+        made = MadeRows(*said)
         with self._changed:
             is_late = held.state == "here"
             held.state = held.state if is_late else "coming"
         if is_late:
-            receive_into(link.made, [bytearray(num_bytes)])
+            receive_bytes(link.made, num_bytes)
             link.parts.popleft()
             return
         if made.failure:
+            self._sends_none |= made.has_no_form
             raise _RefusedError(made.failure)
-        rooms = find_room(part.job, part.start, part.stop, made)
-        if rooms is None or sum(room.nbytes for room in rooms) != num_bytes:
+        rooms = find_room(self._assembler, part.job, part.start, part.stop, made, num_bytes)
+        if rooms is None:
             raise _RefusedError("it made rows of another form than those of their batch")
         receive_into(link.made, rooms)
         take_in(self._assembler, part.job, part.start, part.stop, made)
@@ -441,11 +453,16 @@ class Feeders:
         why = f"did not answer within {link.limit_s():.1f} s"
         if not isinstance(error, TimeoutError):
             why = f"has failed ({error or type(error).__name__})"
+        then = f"it is tried again after {RETRY_S:.0f} s"
+        if self._sends_none:
+            then = (
+                "so are all others; let the transform return arrays, tensors, numbers, text, bytes "
+                "and lists, tuples and dicts of them, or give no feeders"
+            )
         if not self._closed.is_set():
             self._tell(
-                link.feeder, f"a core of it {why}; the rows that it had are made here, and it is "
-                f"tried again after {RETRY_S:.0f} s",
-            )  # fmt: skip
+                link.feeder, f"a core of it {why}; the rows that it had are made here, and {then}"
+            )
         for _ in parts:
             self._threads.submit(self._run_next)
 
@@ -455,7 +472,7 @@ class Feeders:
         self._retry_at[key] = time.monotonic() + RETRY_S
 
     def _look_on(self) -> None:
-        while not self._closed.wait(LOOK_S):
+        while not (self._closed.wait(LOOK_S) or self._sends_none):
             try:
                 self._look()
             except Exception as error:  # the filesystem may fail: training goes on
@@ -465,26 +482,30 @@ class Feeders:
         """Connect to the cores of feeders that are new."""
         found = [(feeder, port) for feeder in announced(self._directory) for port in feeder.ports]
         first = self._replica * MOST_CORES % max(len(found), 1)
-        away: set[str] = set()
         for feeder, port in found[first:] + found[:first]:
             key, now = (feeder.name, port), time.monotonic()
             is_due = key not in self._links and self._retry_at.get(key, now) <= now
-            if not is_due or feeder.name in away or len(self._links) >= MOST_CORES:
+            if not is_due or len(self._links) >= MOST_CORES:
                 continue
-            self._retry_at[key] = now + RETRY_S
             try:
                 link = _Link(feeder, port, self._connected(feeder, port))
-            except _RefusedError as error:
-                away.add(feeder.name)
+            except (_RefusedError, WrongMessageError) as error:
+                self._put_off(feeder)
                 if refuses:
                     raise WorkerError(f"feeders: {feeder.words}: {error}") from error
                 self._tell(feeder, str(error))
-            except (OSError, EOFError):  # it has left, or its node is lost
-                away.add(feeder.name)
+            except (OSError, EOFError):  # it has left, was killed, or its node is lost
+                self._put_off(feeder)
             except WrongSecretError:
+                self._put_off(feeder)
                 self._tell(feeder, "another one answers there, and is not used; remove its file")
             else:
                 self._begin_link(link)
+
+    def _put_off(self, feeder: Announced) -> None:
+        """Try none of its cores for a while: a file whose feeder was killed stays."""
+        then = time.monotonic() + RETRY_S
+        self._retry_at |= {(feeder.name, port): then for port in feeder.ports}
 
     def _begin_link(self, link: _Link) -> None:
         thread = threading.Thread(
@@ -502,9 +523,7 @@ class Feeders:
     def _connected(self, feeder: Announced, port: int) -> socket.socket:
         """Connect to a core, and have it ready for what it is to make."""
         with contextlib.ExitStack() as undo:
-            with CONNECTING:
-                made = socket.create_connection((feeder.host, port), GREETING_S)
-            undo.enter_context(made)
+            made = undo.enter_context(connect_apart(feeder.host, port, GREETING_S))
             greet(made, bytes.fromhex(feeder.secret), is_feeder=False)
             (theirs, *_), ours = receive(made), versions()
             names = [name for name in ours if name != CPU or self._runs_code]
@@ -518,7 +537,7 @@ class Feeders:
                     f"it has {differ} {theirs.get(differ)}, but this node {ours[differ]}, expected "
                     f"the same, as bytes could differ; {cure}, or stop it"
                 )
-            send(made, (sys.path, self._sent))
+            send(made, [*map(str, sys.path)], [self._sent])
             if refused := receive(made)[0]:
                 raise _RefusedError(
                     f"it cannot find the transform or a field ({refused}), expected what this node "

@@ -1,5 +1,6 @@
 """Rows of a batch -> what is sent of them, and back: what a feeder makes, and where it goes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -12,7 +13,7 @@ from dataio.batch.assemble import Assembler
 from dataio.batch.feeders.wire import Piece
 from dataio.batch.job import BatchJob, BatchWork
 from dataio.batch.process_transform import WorkerArguments, make_assembler
-from dataio.batch.stack import Form, forms, packed, unpacked
+from dataio.batch.stack import Form, forms
 from dataio.rows.rows import RowSchema
 from dataio.rows.samples import Sample, Value
 from dataio.rows.views import Size
@@ -50,6 +51,7 @@ class MadeRows(NamedTuple):
         lists: Of these, the rows.
         samples: For a collate.
         failure: Why there is nothing: the error is the trainer's to find again.
+        has_no_form: It is that a value cannot be sent, from no feeder.
     """
 
     bad: frozenset[int] = frozenset()
@@ -58,6 +60,7 @@ class MadeRows(NamedTuple):
     lists: Mapping[str, list[Any]] = {}
     samples: list[Sample | None] | None = None
     failure: str = ""
+    has_no_form: bool = False
 
 
 def sent_arguments(arguments: WorkerArguments) -> WorkerArguments:
@@ -148,12 +151,12 @@ class Maker:
         if len(bad) == num_rows:
             return MadeRows(bad), []
         if job.samples is not None:
-            return MadeRows(bad, samples=packed(job.samples)), []
+            return MadeRows(bad, samples=job.samples), []
         values: Mapping[str, Value] = {}
         if self._arguments.transform is None:
             values = {pictures.name: pictures.out for pictures in job.images}  # type: ignore[misc]
         results = None if job.results is None else job.results.values
-        lists = {k: packed(v) for k, v in (results or {}).items() if isinstance(v, list)}
+        lists = {k: v for k, v in (results or {}).items() if isinstance(v, list)}
         arrays = [v for v in chain(values.values(), (results or {}).values())]
         return (
             MadeRows(bad, forms(values), None if results is None else forms(results), lists),
@@ -180,20 +183,36 @@ class Maker:
 
 
 def find_room(
-    job: BatchJob, start: int, stop: int, made: MadeRows
+    assembler: Assembler, job: BatchJob, start: int, stop: int, made: MadeRows, num_bytes: int
 ) -> Sequence[NDArray[Any]] | None:
-    """Find where the bytes behind `MadeRows` go in their batch; None if that has no such place."""
-    out = {pictures.name: pictures.out for pictures in job.images}
-    if not made.pictures.keys() <= out.keys():
-        return None
-    places: dict[str, Any] = {name: out[name] for name in made.pictures}
-    if forms(places) != made.pictures:
+    """Find where the bytes behind `MadeRows` go in their batch; None if they are not its rows."""
+    rows = frozenset(range(stop - start))
+    if made.bad == rows:
+        return [] if made == MadeRows(rows) and not num_bytes else None
+    places: dict[str, Any] = {}
+    if assembler.has_fields:
+        places = {pictures.name: pictures.out for pictures in job.images}
+    results = made.results or {}
+    row_bytes = sum(
+        math.prod(form[0]) * form[1].itemsize
+        for form in chain(made.pictures.values(), results.values())
+        if form is not None
+    )
+    if (
+        not made.bad < rows
+        or forms(places) != made.pictures
+        or (made.results is None) != (job.results is None)
+        or (made.samples is None) != (job.samples is None)
+        or made.lists.keys() != {name for name, form in results.items() if form is None}
+        or {len(rows), *map(len, made.lists.values()), len(made.samples or rows)} != {len(rows)}
+        or row_bytes * len(rows) != num_bytes
+    ):
         return None
     rooms = [*places.values()]
-    if made.results is not None:
-        if job.results is None or (columns := job.results.columns_of(made.results)) is None:
+    if job.results is not None:
+        if (columns := job.results.columns_of(results)) is None:
             return None
-        rooms += [columns[name] for name in made.results]
+        rooms += [columns[name] for name in results]
     return [room[start:stop] for room in rooms if isinstance(room, np.ndarray)]
 
 
@@ -201,8 +220,8 @@ def take_in(assembler: Assembler, job: BatchJob, start: int, stop: int, made: Ma
     """Enter what came with the bytes of rows, and do for these rows what no feeder does."""
     part = slice(start, stop)
     if made.samples is not None and job.samples is not None:
-        job.samples[part] = unpacked(made.samples)
+        job.samples[part] = made.samples
     for name, rows in made.lists.items():
         assert job.results is not None
-        job.results.values[name][part] = unpacked(rows)
+        job.results.values[name][part] = rows
     assembler.take_in(job, start, stop, frozenset(row + start for row in made.bad))

@@ -8,6 +8,7 @@ who there is, and what each has sent.
 import contextlib
 import logging
 import os
+import pickle  # noqa: TID251  (read only from who knows the secret)
 import secrets
 import signal
 import socket
@@ -25,14 +26,8 @@ from dataio.base.errors import WorkerError
 from dataio.base.network import listen, own_name
 from dataio.batch.feeders.directory import announce, check_directory, is_over, versions
 from dataio.batch.feeders.parts import MadeRows, Maker, SentRows
-from dataio.batch.feeders.wire import (
-    WrongSecretError,
-    greet,
-    receive,
-    receive_into,
-    send,
-    unpickled,
-)
+from dataio.batch.feeders.plain import NoPlainFormError
+from dataio.batch.feeders.wire import WrongSecretError, greet, receive, receive_bytes, send
 from dataio.batch.process_transform import ENVIRONMENT, end_with_parent, environment
 
 GREETING_S = 10.0
@@ -51,10 +46,11 @@ class _Trainer:
         made.settimeout(GREETING_S)
         greet(made, secret, is_feeder=True)
         send(made, versions())
-        (path, arguments), *_ = receive(made)
+        path, num_bytes, _ = receive(made)
+        arguments = receive_bytes(made, num_bytes)
         sys.path.extend(entry for entry in path if entry not in sys.path)
         try:
-            self._maker = Maker(unpickled(arguments))
+            self._maker = Maker(pickle.loads(arguments.data))
         except Exception as error:
             send(made, f"{type(error).__name__}: {error}")
             raise
@@ -63,9 +59,7 @@ class _Trainer:
 
     def receive(self) -> tuple[SentRows, np.ndarray]:
         sent, num_bytes, _ = receive(self._made)
-        data = np.empty(num_bytes, np.uint8)
-        receive_into(self._made, [data])
-        return sent, data
+        return SentRows(*sent), receive_bytes(self._made, num_bytes)
 
     def answer(self, sent: SentRows, data: np.ndarray) -> None:
         try:
@@ -73,7 +67,10 @@ class _Trainer:
         except Exception as error:
             made, pieces = MadeRows(failure=f"{type(error).__name__}: {error}"), []
         try:
-            send(self._made, made, pieces)
+            try:
+                send(self._made, tuple(made), pieces)
+            except NoPlainFormError as error:
+                send(self._made, tuple(MadeRows(failure=str(error), has_no_form=True)))
         except OSError:  # its own thread sees it, too
             self.shut()
 

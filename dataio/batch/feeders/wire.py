@@ -1,12 +1,10 @@
 """Messages between a rank that trains and a feeder, over a TCP connection of their own.
 
-A message is a pickled value, and bytes behind it that go from where they lie to where they belong.
-Nothing is unpickled before the other side has proved that it knows the secret.
+A message is a plain value, and bytes behind it that go from where they lie to where they belong.
 """
 
 import hmac
 import os
-import pickle  # noqa: TID251  (read only from who knows the secret)
 import socket
 import struct
 from collections import deque
@@ -18,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.network import KEEP_ALIVE
+from dataio.batch.feeders.plain import read, written
 
 Piece = NDArray[Any] | memoryview | bytes
-LENGTH = struct.Struct("<Q")
+LENGTHS = struct.Struct("<3Q")
+"""Of a value's JSON, of its arrays, and of what is behind it."""
 NONCE_BYTES = 32
 MOST_PIECES = 512
 """Handed to the system at once; it takes 1,024."""
@@ -28,6 +28,10 @@ MOST_PIECES = 512
 
 class WrongSecretError(Exception):
     """The other side does not know the secret."""
+
+
+class WrongMessageError(Exception):
+    """The other side sent what is no message."""
 
 
 def greet(made: socket.socket, secret: bytes, *, is_feeder: bool) -> None:
@@ -42,10 +46,10 @@ def greet(made: socket.socket, secret: bytes, *, is_feeder: bool) -> None:
     me, other = (b"feeder", b"trainer") if is_feeder else (b"trainer", b"feeder")
     mine = os.urandom(NONCE_BYTES)
     made.sendall(mine)
-    theirs = bytes(_receive(made, NONCE_BYTES))
+    theirs = receive_bytes(made, NONCE_BYTES).tobytes()
     made.sendall(_proof(secret, me, mine + theirs))
     expected = _proof(secret, other, theirs + mine)
-    if not hmac.compare_digest(bytes(_receive(made, len(expected))), expected):
+    if not hmac.compare_digest(receive_bytes(made, len(expected)).tobytes(), expected):
         raise WrongSecretError
 
 
@@ -58,16 +62,20 @@ def send(made: socket.socket, value: object, pieces: Iterable[Piece] = ()) -> in
 
     Args:
         made: The connection.
-        value: What is pickled.
+        value: See `written`.
         pieces: What goes behind it, each contiguous; not copied.
 
     Returns:
         Its bytes.
+
+    Raises:
+        NoPlainFormError: If the value has no plain form; nothing was sent.
+        OSError: If the connection ends, or stalls for longer than its timeout.
     """
-    views = [memoryview(_flat(piece)) for piece in pieces]
-    body = pickled((value, sum(map(len, views))))
-    todo = deque([memoryview(LENGTH.pack(len(body))), memoryview(body)])
-    todo.extend(view for view in views if len(view))
+    form, arrays = written(value)
+    own, behind = ([memoryview(_flat(each)) for each in part] for part in (arrays, pieces))
+    lengths = LENGTHS.pack(len(form), sum(map(len, own)), sum(map(len, behind)))
+    todo = deque(view for view in (memoryview(lengths + form), *own, *behind) if len(view))
     num_bytes = sum(map(len, todo))
     while todo:
         sent = made.sendmsg(list(islice(todo, MOST_PIECES)))
@@ -78,17 +86,7 @@ def send(made: socket.socket, value: object, pieces: Iterable[Piece] = ()) -> in
     return num_bytes
 
 
-def pickled(value: object) -> bytes:
-    """Write a value as messages have it."""
-    return pickle.dumps(value, protocol=5)
-
-
-def unpickled(data: bytes | bytearray) -> Any:
-    """Read what `pickled` wrote; of somebody who knows the secret, as it may run anything."""
-    return pickle.loads(data)
-
-
-def _flat(piece: Piece | bytearray) -> Any:
+def _flat(piece: Piece) -> Any:
     return piece.reshape(-1).view(np.uint8) if isinstance(piece, np.ndarray) else piece
 
 
@@ -98,19 +96,30 @@ def receive(made: socket.socket) -> tuple[Any, int, int]:
     Raises:
         EOFError: If the connection has ended.
         OSError: If it breaks, or stalls for longer than its timeout.
+        WrongMessageError: If it is none.
     """
-    body = _receive(made, *LENGTH.unpack(_receive(made, LENGTH.size)))
-    value, num_bytes = unpickled(body)
-    return value, num_bytes, LENGTH.size + len(body) + num_bytes
+    *own_bytes, num_bytes = LENGTHS.unpack(receive_bytes(made, LENGTHS.size).data)
+    try:
+        form, data = (receive_bytes(made, each) for each in own_bytes)
+        value = read(form.tobytes(), data)
+    except (EOFError, OSError):
+        raise
+    except Exception as error:
+        raise WrongMessageError(
+            f"it sent what is no message ({type(error).__name__}: {error}), expected one of this "
+            "Tonari; start it with this node's environment, or stop it"
+        ) from error
+    return value, num_bytes, LENGTHS.size + sum(own_bytes) + num_bytes
 
 
-def _receive(made: socket.socket, num_bytes: int) -> bytearray:
-    data = bytearray(num_bytes)
+def receive_bytes(made: socket.socket, num_bytes: int) -> NDArray[np.uint8]:
+    """Receive bytes; raises as `receive_into`."""
+    data = np.empty(num_bytes, np.uint8)
     receive_into(made, [data])
     return data
 
 
-def receive_into(made: socket.socket, rooms: Sequence[NDArray[Any] | bytearray]) -> None:
+def receive_into(made: socket.socket, rooms: Sequence[NDArray[Any]]) -> None:
     """Receive the bytes behind a value into where they belong, each room contiguous.
 
     Raises:

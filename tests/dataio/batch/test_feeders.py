@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import platform
 import secrets
 import signal
 import socket
@@ -22,8 +23,10 @@ import importance
 from dataio import AsList, FieldError, WorkerError, Workers
 from dataio.base.network import listen
 from dataio.batch.feeders import directory as found
-from dataio.batch.feeders import offload, serve
+from dataio.batch.feeders import offload, serve, wire
 from dataio.batch.feeders.offload import Feeders, PartRows
+from dataio.batch.feeders.parts import MadeRows
+from dataio.job.sockets import Sockets
 from dataio.world import single_world
 from tests.dataio import test_pictures as pictures
 from tests.dataio.batch.gather_pool import FIELDS, gathered, open_pool, pick_in_turn, pixels
@@ -311,6 +314,19 @@ def test_thirty_feeders_that_end_and_come_change_no_byte(tmp_path, feeders) -> N
     run_with_losses(tmp_path, feeders, num_losses=30)
 
 
+def test_feeders_stay_when_ranks_are_lost(tmp_path, elsewhere) -> None:
+    """The trainer makes its loader while connections to other ranks are noted."""
+    sockets = Sockets()
+    with open_pool(tmp_path) as pool:
+        with sockets.noting():
+            gather = make_gather(pool, FIELDS, **HERE, feeders=elsewhere)
+        with contextlib.closing(gather):
+            assert gather.feeders is not None
+            links = [*gather.feeders._links.values()]
+            sockets.shut()
+            assert [link.is_cut() for link in links] == [False, False]
+
+
 @pytest.mark.thorough
 @pytest.mark.usefixtures("slow_here")
 def test_killed_processes_cost_what_they_had(tmp_path, feeders, caplog) -> None:
@@ -326,6 +342,45 @@ def test_killed_processes_cost_what_they_had(tmp_path, feeders, caplog) -> None:
             there = gather.feeders
             wait_for(lambda: there.num_cores == 0)
     assert caplog.text.count("tried again after") == 1
+
+
+def test_the_file_of_a_killed_feeder_is_removed_by_the_next_on_its_node(feeders) -> None:
+    found.check_directory(feeders)
+
+    def announced(name: str, listening: socket.socket) -> Path:
+        path = found.announce(feeders, "127.0.0.1", listening.getsockname()[1:], b"")
+        return path.rename(path.with_name(f"feeder-{platform.node()}{name}.json"))
+
+    with listen("127.0.0.1") as here:
+        killed, of_another = announced("-1", here), announced("2-1", here)
+    with listen("127.0.0.1") as here:
+        assert {*feeders.iterdir()} == {killed, of_another}
+        kept = [announced(name, here) for name in ("-2", "-3")]
+        assert {*feeders.iterdir()} == {of_another, *kept}
+
+
+def test_the_cores_of_a_feeder_that_is_away_are_tried_once_in_a_while(
+    tmp_path, feeders, monkeypatch
+) -> None:
+    tried: list[int] = []
+
+    def refuse(host: str, port: int, timeout_s: float) -> Any:
+        tried.append(port)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(offload, "connect_apart", refuse)
+    monkeypatch.setattr(offload, "LOOK_S", LIMIT_S)
+    monkeypatch.setattr(offload, "RETRY_S", LIMIT_S)
+    found.check_directory(feeders)
+    found.announce(feeders, "127.0.0.1", (1, 2, 3), b"")
+    with open_pool(tmp_path) as pool:
+        gather = make_gather(pool, FIELDS, **HERE, feeders=feeders)
+        with contextlib.closing(gather):
+            assert gather.feeders is not None
+            gather.feeders._look()
+            gather.feeders._retry_at.clear()
+            gather.feeders._look()
+    assert tried == [1, 1]
 
 
 @pytest.mark.thorough
@@ -457,6 +512,10 @@ def test_a_feeder_that_would_make_other_bytes_is_refused(
             rf"node {np.__version__}, expected the same.*environment",
         ):
             gathered(pool, **HERE, feeders=feeders)
+        with monkeypatch.context() as here:
+            here.setattr(serve, "send", lambda made, value: made.sendall(b"pickle" * 99))
+            with pytest.raises(WorkerError, match=r"it sent what is no message .*or stop it"):
+                gathered(pool, **HERE, feeders=feeders)
         # One that comes later is not worth the run
         core.end()
         gather = make_gather(pool, FIELDS, **HERE, feeders=feeders)
@@ -469,6 +528,106 @@ def test_a_feeder_that_would_make_other_bytes_is_refused(
         assert gather.feeders.num_cores == 0
         gather.close()
         late.end()
+
+
+class Own:
+    """A value of a user's own class; all are the same."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Own
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def owned(sample: Any, rng: object) -> Any:
+    return sample | {"own": Own()}
+
+
+@pytest.mark.usefixtures("slow_here")
+@pytest.mark.parametrize("options", [{}, {"collate": list}])
+def test_rows_whose_values_have_no_plain_form_are_made_here(
+    tmp_path, elsewhere, caplog, options
+) -> None:
+    with open_pool(tmp_path) as pool:
+        gather = make_gather(
+            pool, FIELDS, **HERE, **options, prefetch=1, transform=owned, feeders=elsewhere
+        )
+        with contextlib.closing(gather):
+            for batch in gather.batches(pick_in_turn(40), range(5), epoch=1):
+                assert batch["own"] if not options else [row["own"] for row in batch] == [Own()] * 8
+            there = gather.feeders
+            assert there is not None
+            wait_for(lambda: not there._looking.is_alive())
+            assert there.rows == 0
+    assert caplog.text.count("test_feeders.Own cannot be sent); the rows that it had are") == 1
+    assert "here, and so are all others; let the transform return" in caplog.text
+
+
+class Caught:
+    """In place of a connection: what is sent."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def sendmsg(self, views: list[memoryview]) -> int:
+        self.data += b"".join(views)
+        return sum(map(len, views))
+
+
+FIELDS_ALONE: dict[str, Any] = {}
+RAGGED = {"transform": ragged}
+OTHER_FORM = {"noise": ((4,), np.dtype(float))}
+WRONG: dict[str, tuple[dict[str, Any], Any]] = {
+    "no fields": (FIELDS_ALONE, lambda made: MadeRows()),
+    "another dtype": (
+        FIELDS_ALONE,
+        lambda made: made._replace(
+            pictures={name: (form[0], np.dtype("i1")) for name, form in made.pictures.items()}
+        ),
+    ),
+    "what a transform returns": (FIELDS_ALONE, lambda made: made._replace(results={})),
+    "bad rows of others": (RAGGED, lambda made: made._replace(bad=frozenset([1]))),
+    "a longer list": (RAGGED, lambda made: made._replace(lists={n: [1, 2] for n in made.lists})),
+    "another list": (RAGGED, lambda made: made._replace(lists={**made.lists, "more": [1]})),
+    "a larger form": (RAGGED, lambda made: made._replace(results={**made.results, **OTHER_FORM})),
+    "what a collate takes": (RAGGED, lambda made: made._replace(samples=[{}])),
+    "objects": (RAGGED, lambda data: data.replace(b'"<f8"', b'"|O8"')),
+    "an end amid the JSON": (RAGGED, lambda data: bytes([data[0] - 9]) + data[1:]),
+    "fewer bytes": (RAGGED, lambda data: data[:16] + bytes([data[16] - 8]) + data[17:]),
+    "no end": (RAGGED, lambda data: data[:7] + b"" + data[8:]),
+}
+
+
+@pytest.mark.usefixtures("slow_here")
+@pytest.mark.parametrize("kind", WRONG)
+def test_an_answer_that_is_wrong_loses_the_feeder_and_changes_no_row(
+    tmp_path, feeders, core, monkeypatch, caplog, kind
+) -> None:
+    options, alter = WRONG[kind]
+
+    def send(made: socket.socket, value: Any, pieces: Any = ()) -> int:
+        if not isinstance(value, tuple):
+            return wire.send(made, value, pieces)
+        with contextlib.suppress(AttributeError, IndexError, TypeError):  # of bytes
+            altered = alter(MadeRows(*value))
+            return wire.send(made, tuple(altered), () if altered == MadeRows() else pieces)
+        caught = Caught()
+        wire.send(caught, value, pieces)  # type: ignore[arg-type]
+        made.sendall(alter(caught.data))
+        return 0
+
+    monkeypatch.setattr(serve, "send", send)
+    monkeypatch.setattr(offload, "RETRY_S", LIMIT_S)
+    with open_pool(tmp_path) as pool:
+        expected = gathered(pool, **HERE, **options)
+        gather = make_gather(pool, FIELDS, **HERE, **options, feeders=feeders)
+        with contextlib.closing(gather):
+            assert_same(expected, [*gather.batches(pick_in_turn(40), range(5), epoch=1)])
+            there = gather.feeders
+            assert there is not None
+            wait_for(lambda: there.num_cores == 0)
+            assert there.rows == 0
+    assert caplog.text.count("a core of it has failed (it ") == 1
 
 
 def test_who_does_not_know_the_secret_is_not_served(tmp_path, feeders, core, caplog) -> None:
