@@ -383,6 +383,9 @@ def main() -> None:
         settings = directory / "run.toml"
         settings.write_text(SETTINGS.format(batch=BATCH, run=directory / "run", **job))
         stack.enter_context(lab)
+        for node in lab.nodes:
+            # Longer than what a link passes at once, segments would be cut by the processor
+            lab.run(node, "ip", "link", "set", "eth0", "gso_max_size", "32768")
         planned = plan(lab, groups[0], job, settings)
         feeding = Feeding(lab, directory)
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.lab.feeders_on_nodes"]
