@@ -367,7 +367,8 @@ PAYS = Feeders._pays
     ("make_s", "trade_s", "step_s", "took_s", "pays"),
     [
         (2e-3, 2e-4, 1e-3, 0.02, True),
-        (3e-5, 1e-5, 1e-5, 0.001, False),  # small pictures: sending costs as much
+        (3e-5, 1e-5, 1e-5, 0.001, True),  # small pictures: sending costs a third
+        (1e-4, 9e-5, 1e-5, 0.001, False),  # sending costs as much
         (2e-3, 2e-4, 0.3, 0.02, False),  # the threads keep up
         (2e-3, 2e-4, 1e-3, 1.0, False),  # it would be late
         (None, 2e-4, 1e-3, 1.0, True),  # nothing is known yet
