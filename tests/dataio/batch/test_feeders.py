@@ -311,6 +311,30 @@ def test_thirty_feeders_that_end_and_come_change_no_byte(tmp_path, feeders) -> N
     run_with_losses(tmp_path, feeders, num_losses=30)
 
 
+@pytest.mark.parametrize("num", [2, pytest.param(10, marks=pytest.mark.nightly)])
+@pytest.mark.usefixtures("slow_here")
+def test_each_feeder_that_comes_amid_an_epoch_makes_rows_of_it(tmp_path, feeders, num) -> None:
+    options: dict[str, Any] = {**HERE, "transform": ragged, "prefetch": 1}
+    with open_pool(tmp_path) as pool, contextlib.ExitStack() as stack:
+        gathers = [make_gather(pool, FIELDS, **options)]
+        gathers.append(make_gather(pool, FIELDS, **options, feeders=feeders))
+        for gather in gathers:
+            stack.enter_context(contextlib.closing(gather))
+        there = gathers[1].feeders
+        assert there is not None
+        for epoch in range(num):
+            expected, fed = (g.batches(pick_in_turn(40), range(5), epoch=epoch) for g in gathers)
+            batches, before = [next(fed)], there.rows
+            assert there.num_cores == 0
+            core = OneCore(feeders)
+            stack.callback(core.end)
+            wait_for(lambda: there.num_cores == 1)
+            assert_same([*expected], [*batches, *fed])
+            assert there.rows > before
+            core.end()
+            wait_for(lambda: there.num_cores == 0)
+
+
 @pytest.mark.thorough
 @pytest.mark.usefixtures("slow_here")
 def test_killed_processes_cost_what_they_had(tmp_path, feeders, caplog) -> None:
