@@ -58,7 +58,7 @@ LOOK_S, RETRY_S, GREETING_S = 1.0, 10.0, 5.0
 LEAST_LIMIT_S, FIRST_LIMIT_S, LIMIT = 0.25, 10.0, 6.0
 """A core hangs when a part takes longer than so many times the median, and this; before the first
 few came back, longer than that."""
-WORTH = 0.25
+WORTH = 0.75
 """Of what a row takes to be made here, what sending it and taking it in may take."""
 BUSY = 0.9
 """Of the time of a step, what a batch takes where this rank's own threads do not keep up."""
@@ -242,9 +242,6 @@ class Feeders:
 
     def paced(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Pass an epoch's batches on, and see how long a step takes."""
-        with self._changed:
-            # What feeders cost is seen anew in each epoch
-            self._made_there = _Cost()
         coming = iter(batches)
         while True:
             awaited = self._note_wait()

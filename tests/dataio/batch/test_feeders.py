@@ -327,6 +327,30 @@ def test_feeders_stay_when_ranks_are_lost(tmp_path, elsewhere) -> None:
             assert [link.is_cut() for link in links] == [False, False]
 
 
+@pytest.mark.parametrize("num", [2, pytest.param(10, marks=pytest.mark.nightly)])
+@pytest.mark.usefixtures("slow_here")
+def test_each_feeder_that_comes_amid_an_epoch_makes_rows_of_it(tmp_path, feeders, num) -> None:
+    options: dict[str, Any] = {**HERE, "transform": ragged, "prefetch": 1}
+    with open_pool(tmp_path) as pool, contextlib.ExitStack() as stack:
+        gathers = [make_gather(pool, FIELDS, **options)]
+        gathers.append(make_gather(pool, FIELDS, **options, feeders=feeders))
+        for gather in gathers:
+            stack.enter_context(contextlib.closing(gather))
+        there = gathers[1].feeders
+        assert there is not None
+        for epoch in range(num):
+            expected, fed = (g.batches(pick_in_turn(40), range(5), epoch=epoch) for g in gathers)
+            batches, before = [next(fed)], there.rows
+            assert there.num_cores == 0
+            core = OneCore(feeders)
+            stack.callback(core.end)
+            wait_for(lambda: there.num_cores == 1)
+            assert_same([*expected], [*batches, *fed])
+            assert there.rows > before
+            core.end()
+            wait_for(lambda: there.num_cores == 0)
+
+
 @pytest.mark.thorough
 @pytest.mark.usefixtures("slow_here")
 def test_killed_processes_cost_what_they_had(tmp_path, feeders, caplog) -> None:
@@ -422,7 +446,8 @@ PAYS = Feeders._pays
     ("make_s", "trade_s", "step_s", "took_s", "pays"),
     [
         (2e-3, 2e-4, 1e-3, 0.02, True),
-        (3e-5, 1e-5, 1e-5, 0.001, False),  # small pictures: sending costs as much
+        (3e-5, 1e-5, 1e-5, 0.001, True),  # small pictures: sending costs a third
+        (1e-4, 9e-5, 1e-5, 0.001, False),  # sending costs as much
         (2e-3, 2e-4, 0.3, 0.02, False),  # the threads keep up
         (2e-3, 2e-4, 1e-3, 1.0, False),  # it would be late
         (None, 2e-4, 1e-3, 1.0, True),  # nothing is known yet
