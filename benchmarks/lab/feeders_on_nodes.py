@@ -62,7 +62,7 @@ crop = "resized"
 size = 224
 flip = 0.5
 [model]
-kind = "benchmarks.lab.feeders_on_nodes:Mean"
+kind = "benchmarks.lab.feeders_on_nodes:PooledMean"
 [run]
 device = "cpu"
 directory = "{run}"
@@ -87,7 +87,7 @@ ENV = {
 Epoch = dict[str, Any]
 
 
-class Mean(torch.nn.Module):
+class PooledMean(torch.nn.Module):
     """A model that computes next to nothing, for the probe."""
 
     def __init__(self) -> None:

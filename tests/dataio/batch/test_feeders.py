@@ -579,7 +579,8 @@ def test_rows_whose_values_have_no_plain_form_are_made_here(
         )
         with contextlib.closing(gather):
             for batch in gather.batches(pick_in_turn(40), range(5), epoch=1):
-                assert batch["own"] if not options else [row["own"] for row in batch] == [Own()] * 8
+                found = [row["own"] for row in batch] if options else batch["own"]  # type: ignore[index]
+                assert found == [Own()] * 8
             there = gather.feeders
             assert there is not None
             wait_for(lambda: not there._looking.is_alive())
