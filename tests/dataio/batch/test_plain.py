@@ -21,7 +21,7 @@ VALUES = [
     {"a": {1: "one", (1, "b"): []}, "shape": ((3, 4), np.dtype("<f4"))},
     np.dtype([("bfloat16", "<i2")]),
 ]
-ARRAYS = [
+ARRAYS: list[Any] = [
     np.arange(6, dtype=np.int16).reshape(2, 3).T, np.zeros((0, 3)), np.array(5, np.uint8),
     np.array(["ab", "c"]), np.zeros(2, [("a", "<f4"), ("b", "u1", (2,))]), np.float32(0.1),
     np.datetime64("2020-02-29T01", "ns"), torch.arange(3), torch.ones(2, 2, dtype=torch.bfloat16),
