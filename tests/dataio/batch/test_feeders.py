@@ -578,9 +578,10 @@ def test_rows_whose_values_have_no_plain_form_are_made_here(
             pool, FIELDS, **HERE, **options, prefetch=1, transform=owned, feeders=elsewhere
         )
         with contextlib.closing(gather):
-            for batch in gather.batches(pick_in_turn(40), range(5), epoch=1):
-                found = [row["own"] for row in batch] if options else batch["own"]  # type: ignore[index]
-                assert found == [Own()] * 8
+            batches: Any = gather.batches(pick_in_turn(40), range(5), epoch=1)
+            for batch in batches:
+                own = [row["own"] for row in batch] if options else batch["own"]
+                assert own == [Own()] * 8
             there = gather.feeders
             assert there is not None
             wait_for(lambda: not there._looking.is_alive())
