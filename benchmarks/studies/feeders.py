@@ -164,11 +164,11 @@ def kinds(scratch: Path) -> dict[str, Kind]:
         "hidden": Kind(source=large, fields={"image": cut}, batch=32, step_s=0.15),
         "small": Kind(source=small, fields={"image": dataio.Image("jpg")}, batch=256, times=10),
         "slow": Kind(
-            source=dataio.NumpySource({"row": rows}), transform=importable.slow,
+            source=dataio.NumpySource({"row": rows}), transform=importable.slow, times=10,
             fields={"row": dataio.Array("row", (256,), "uint8")},
         ),
         "spread": Kind(
-            source=dataio.NumpySource({"grid": grids}), transform=importable.spread, times=4,
+            source=dataio.NumpySource({"grid": grids}), transform=importable.spread, times=16,
             fields={"grid": dataio.Array("grid", (4, 128, 128), "uint8")},
         ),
         "shared": Kind(source=large, fields={"image": cut}, is_shared=True),

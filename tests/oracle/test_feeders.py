@@ -25,7 +25,7 @@ def test_no_other_division_of_rows_is_faster(
     fed = np.linspace(0, 1, 401)
     taken_s = np.max([
         ((1 - fed) * make_s + fed * trade_s) / threads,
-        fed * make_s / cores,
+        fed * (make_s + trade_s) / cores,
         fed * row_bytes / link,
     ], axis=0)  # fmt: skip
     assert found.batch_s <= 64 * taken_s.min() * (1 + 1e-9)

@@ -35,7 +35,8 @@ def fed_batch(
         link_bytes_per_s: Each way, for this rank.
     """
     alone_s = make_s / threads
-    feeding_s = make_s / cores if cores else float("inf")
+    # Its core receives and sends the row, too
+    feeding_s = (make_s + trade_s) / cores if cores else float("inf")
     link_s = max(sent_bytes, received_bytes) / link_bytes_per_s
     slower_s = max(feeding_s, link_s)
     if trade_s >= make_s or not cores:
