@@ -173,6 +173,15 @@ def _forked(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
+def forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork what called code starts by ``sys.executable`` too, where ranks are forked."""
+    if request.config.getoption("forked"):
+        (executable,) = request.getfixturevalue("forked_python").command
+        monkeypatch.setattr(sys, "executable", executable)
+        monkeypatch.setenv("PYTHONPATH", job_environ()["PYTHONPATH"])
+
+
+@pytest.fixture
 def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
     """Start several processes under mpiexec or torchrun; see ``RunRanks``."""
 

@@ -30,6 +30,7 @@ PROGRAMS = {
     "main": "import __main__, sys; a = 1; print(__name__, __main__.a, sys.modules['__main__'].a)",
     "path": "import os, sys; print(sys.path, os.getcwd(), __file__ if len(sys.argv) > 9 else '')",
     "limits": "import os, resource as r; print(r.getrlimit(r.RLIMIT_NOFILE), os.umask(0))",
+    "cores": "import os; print(os.sched_getaffinity(0), os.nice(0))",
     "variables": "import os; print([item for item in os.environ.items() if 'TONARI_' in item[0]])",
     "input": "import sys; print(sys.stdin.read())",
 }  # fmt: skip
@@ -55,6 +56,11 @@ def run(command: list[str], directory: Path, **options: Any) -> tuple[int, bytes
     return ended.returncode, ended.stdout, ended.stderr
 
 
+def on_one_core() -> None:
+    os.nice(1)
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
 def command_of(how: str, program: str, directory: Path) -> list[str]:
     (directory / "program.py").write_text(program)
     return {
@@ -68,7 +74,9 @@ def command_of(how: str, program: str, directory: Path) -> list[str]:
 def test_it_ends_and_writes_as_a_new_one(forked_python: ForkedPython, tmp_path: Path, how: str):
     for name, program in PROGRAMS.items():
         command = command_of(how, program, tmp_path)
-        options: dict[str, Any] = {"input": b"given", "env": {"TONARI_MARK": name}}
+        options: dict[str, Any] = {
+            "input": b"given", "env": {"TONARI_MARK": name}, "preexec_fn": on_one_core,
+        }  # fmt: skip
         new = run([sys.executable, *command], tmp_path, **dict(options))
         forked = run([*forked_python.command, *command], tmp_path, **dict(options))
         assert _plain(forked) == _plain(new), name
@@ -80,6 +88,12 @@ def _plain(ended: tuple[int, bytes, bytes]) -> tuple[int, bytes, list[bytes]]:
     others = (b"0x", b"Extension modules", b"forked/zygote.py", b"<frozen runpy>")
     lines = [line for line in error.splitlines() if line]
     return status, out, [line for line in lines if not any(other in line for other in others)]
+
+
+def test_what_a_forked_process_starts_is_forked_too(forked_python: ForkedPython, tmp_path: Path):
+    program = "import sys; print('torch' in sys.modules)"
+    starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}])"
+    assert run([*forked_python.command, "-c", starts], tmp_path) == (0, b"True\n", b"")
 
 
 def test_nothing_of_one_is_seen_by_the_next(forked_python: ForkedPython, tmp_path: Path):
