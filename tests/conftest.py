@@ -174,11 +174,11 @@ def _forked(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork what called code starts by ``sys.executable`` too, where ranks are forked."""
+    """Where ranks are forked, fork what called code starts by ``sys.executable`` too."""
+    monkeypatch.setenv("PYTHONPATH", job_environ()["PYTHONPATH"])
     if request.config.getoption("forked"):
         (executable,) = request.getfixturevalue("forked_python").command
         monkeypatch.setattr(sys, "executable", executable)
-        monkeypatch.setenv("PYTHONPATH", job_environ()["PYTHONPATH"])
 
 
 @pytest.fixture
