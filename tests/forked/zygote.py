@@ -37,8 +37,8 @@ READ_LATER = (
     "TONARI_", "PMI_", "PMIX_", "MPI_", "MPIR_", "MPIEXEC_", "MPICH_", "HYDRA_", "HYDI_", "OMPI_",
     "GFORTRAN_", "SLURM_", "FLUX_", "PALS_", "JSM_", "MV2_", "FI_", "UCX_", "TORCHELASTIC_",
     "TORCH_NCCL_ASYNC_", "CUBLAS_", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "NODE_RANK", "RANK",
-    "WORLD_SIZE", "PYTEST_", "PYTHONPATH", "PYTHONFAULTHANDLER", "TMPDIR", "PATH", "COLUMNS", "LINES",
-    "PWD", "OLDPWD", "SHLVL", "_",
+    "WORLD_SIZE", "PYTEST_", "PYTHONPATH", "PYTHONFAULTHANDLER", "TMPDIR", "PATH", "COLUMNS",
+    "LINES", "PWD", "OLDPWD", "SHLVL", "_",
 )  # fmt: skip
 """Beginnings of variables that are read later than while modules are imported."""
 OPTIONS = ("-u", "-m", "-c")

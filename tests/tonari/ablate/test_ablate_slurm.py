@@ -49,13 +49,9 @@ def calls() -> list[list[str]]:
 
 def bash(script: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        ["bash", script],
-        env=job_environ(variables),
-        capture_output=True,
-        text=True,
+        ["bash", script], env=job_environ(variables), cwd="/", capture_output=True, text=True,
         timeout=200,
-        cwd="/",
-    )  # fmt: skip
+    )  # fmt: skip  # fmt: skip
 
 
 def test_the_tasks_of_an_array_train_all_cells_and_its_second_job_reports(study, sbatch, capsys):
