@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ENVIRON
 from tests.forked.interpreter import Refused
 from tests.forked.python import ForkedPython, wait_together
-from tests.forked.zygote import READ_LATER
 from tests.multirank import Launcher, RunRanks, ends, job_environ, launch_command, run_job
 
 PROGRAMS = {
@@ -37,15 +35,9 @@ PROGRAMS = {
 
 
 @pytest.fixture(autouse=True)
-def _only_where_ranks_are_forked(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Leave out what other tests of this process have set, which nothing is forked with."""
+def _only_where_ranks_are_forked(request: pytest.FixtureRequest) -> None:
     if not request.config.getoption("forked"):
         pytest.skip("ranks are forked by `pytest --forked` alone")
-    for name in os.environ.keys() - ENVIRON.keys():
-        if not name.startswith(READ_LATER):
-            monkeypatch.delenv(name)
 
 
 def run(command: list[str], directory: Path, **options: Any) -> tuple[int, bytes, bytes]:
