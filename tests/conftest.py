@@ -173,6 +173,15 @@ def _forked(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
+def forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ranks are forked, fork what called code starts by ``sys.executable`` too."""
+    monkeypatch.setenv("PYTHONPATH", job_environ()["PYTHONPATH"])
+    if request.config.getoption("forked"):
+        (executable,) = request.getfixturevalue("forked_python").command
+        monkeypatch.setattr(sys, "executable", executable)
+
+
+@pytest.fixture
 def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
     """Start several processes under mpiexec or torchrun; see ``RunRanks``."""
 

@@ -91,7 +91,7 @@ def launch_command(launcher: Launcher, n: int, *, fresh: bool = False) -> list[s
     python = [sys.executable] if fresh else python_command()
     if launcher == "mpiexec":
         return [*mpiexec_command(n), *python]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun = [*python, "-m", "torch.distributed.run", "--standalone"]
     # As torchrun starts Python itself: unbuffered.
     return [*torchrun, f"--nproc-per-node={n}", "--no-python", *python, "-u"]
 

@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -66,13 +67,14 @@ def turbojpeg() -> ctypes.CDLL | None:
     return None
 
 
-def _candidates() -> list[str]:
-    found = [str(Path(sys.prefix) / "lib" / "libturbojpeg.so.0")]
+def _candidates() -> Iterator[str]:
+    yield str(Path(sys.prefix) / "lib" / "libturbojpeg.so.0")
     spec = importlib.util.find_spec("turbojpeg")
     if spec is not None and spec.origin is not None:
-        found += map(str, Path(spec.origin).parent.glob("turbojpeg.libs/libturbojpeg*"))
-        found += map(str, Path(spec.origin).parent.glob(".dylibs/libturbojpeg*"))
-    return [*found, ctypes.util.find_library("turbojpeg") or "libturbojpeg.so.0"]
+        yield from map(str, Path(spec.origin).parent.glob("turbojpeg.libs/libturbojpeg*"))
+        yield from map(str, Path(spec.origin).parent.glob(".dylibs/libturbojpeg*"))
+    # Last: it runs the linker.
+    yield ctypes.util.find_library("turbojpeg") or "libturbojpeg.so.0"
 
 
 class _Memory:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import Block, blocks_of
-from tests.multirank import ROOT
+from tests.multirank import ROOT, job_environ, python_command
 
 PAGES = ("first_epoch", "two_nodes", "leave_out", "filesystem")
 MARK = "=== end of a block ==="
@@ -24,8 +24,8 @@ def run_page(name: str, directory: Path) -> list[tuple[Block, str]]:
             (directory / block.title).write_text(block.text)
         elif block.language == "sh":
             script += [block.text, f"echo '{MARK}'"]
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    env = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    pythons = [str(Path(python).parent) for python in (*python_command(), sys.executable)]
+    env = job_environ({"PATH": os.pathsep.join([*pythons, os.environ["PATH"]])})
     ended = subprocess.run(
         ["bash", "-c", "\n".join(script)], cwd=directory, env=env, text=True, timeout=240,
         capture_output=True, check=False,

@@ -1,9 +1,9 @@
 """Stands for `python` on a command line: a zygote forks the process that it asks for.
 
-    python -I -S interpreter.py SOCKETS [-u] (SCRIPT | -m MODULE | -c CODE) ARGUMENTS...
+    EXECUTABLE [-u] (SCRIPT | -m MODULE | -c CODE) ARGUMENTS...
 
 What a process inherits goes with the request: variables, open files, working directory, limits,
-which signals are ignored.
+which signals are ignored, cores, niceness.
 Signals are passed on, and this process ends as the forked one ends. If this one is killed, the
 zygote kills the forked one. What a zygote cannot give (see `refusal` in `zygote.py`) begins anew:
 then this process becomes Python itself. Imports little, so it starts in milliseconds.
@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+EXECUTABLE = "python"
+"""Name of what runs ``main``, beside the sockets; see ``ForkedPython.command``."""
 RANKS = ("PMI_RANK", "RANK")
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 PASSED_ON = tuple(
@@ -112,6 +114,8 @@ def ask(
         "mask": _mask(),
         "limits": limits(),
         "place": place(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "nice": os.nice(0),
         "files": list(files),
         "ignored": list(ignored),
     }
@@ -145,8 +149,6 @@ def place() -> dict[str, Any]:
         "namespaces": [str(path.readlink()) for path in paths if path.is_symlink()],
         "cgroup": Path("/proc/self/cgroup").read_text(),
         "users": [*os.getresuid(), *os.getresgid()],
-        "cores": sorted(os.sched_getaffinity(0)),
-        "nice": os.nice(0),
     }
 
 
@@ -167,10 +169,8 @@ def _is_inherited(number: int) -> bool:
     return False
 
 
-def main(sockets: str, arguments: list[str]) -> None:
+def main(paths: Sequence[str], arguments: list[str]) -> None:
     rank = next((os.environ[name] for name in RANKS if name in os.environ), "0")
-    # Not all ranks are of the same zygote: of one, all would hash strings alike.
-    paths = sockets.split(":")
     files = _open_files()
     # A signal that comes just before a wait for the answer would be seen after it alone.
     woken, wakes = os.pipe()
@@ -189,6 +189,7 @@ def main(sockets: str, arguments: list[str]) -> None:
     try:
         if len(files) > MOST_FILES:
             raise Refused("too many open files")
+        # Not all ranks are of the same zygote: of one, all would hash strings alike.
         forked = ask(
             paths[int(rank) % len(paths)], arguments, environ=os.environ,
             files={number: number for number in files}, ignored=not_heard,
@@ -222,7 +223,3 @@ def _send(forked: Forked, signals: list[int]) -> None:
     while signals:
         with contextlib.suppress(ProcessLookupError):
             os.kill(forked.pid, signals.pop(0))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])

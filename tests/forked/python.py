@@ -13,12 +13,12 @@ from pathlib import Path
 
 from typing_extensions import Self
 
-from tests.forked.interpreter import Forked, ask, ignored
+from tests.forked.interpreter import EXECUTABLE, Forked, ask, ignored
 
 ROOT = Path(__file__).parents[2]
 MODULES = (
-    "numpy", "pyarrow.parquet", "torch", "dataio", "importance", "shuffle",
-    "tonari.trainer.run.loop", "dataio.job.launch", "tonari.cli",
+    "numpy.ma", "pyarrow.compute", "pyarrow.parquet", "torch.distributed.run", "dataio",
+    "importance", "shuffle", "tonari.trainer.run.loop", "dataio.job.launch", "tonari.cli",
 )  # fmt: skip
 
 
@@ -29,6 +29,9 @@ class ForkedPython:
         environ: Variables of the zygotes; processes have their own.
         modules: What is imported.
         zygotes: How many; ranks are dealt to them in turn.
+
+    Attributes:
+        command: Stands for ``[sys.executable]``, and forked processes have it there.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class ForkedPython:
     ) -> None:
         self._environ, self._modules, self._num_zygotes = environ, modules, zygotes
         self._stack = ExitStack()
+        self.command: list[str] = []
         self.pids: list[int] = []
         self.sockets: list[str] = []
 
@@ -44,16 +48,18 @@ class ForkedPython:
         place = self._stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp", prefix="zygote-"))
         for number in range(self._num_zygotes):
             self._start(f"{place}/{number}")
+        executable = Path(place, EXECUTABLE)
+        here = str(Path(__file__).parent)
+        executable.write_text(
+            f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {here!r})\n"
+            f"import interpreter\ninterpreter.main({self.sockets}, sys.argv[1:])\n"
+        )
+        executable.chmod(0o700)
+        self.command = [str(executable)]
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-    @property
-    def command(self) -> list[str]:
-        """What stands for ``[sys.executable]``."""
-        script = str(Path(__file__).with_name("interpreter.py"))
-        return [sys.executable, "-I", "-S", script, ":".join(self.sockets)]
 
     def fork(
         self, arguments: Sequence[str], *, environ: Mapping[str, str], files: Mapping[int, int]

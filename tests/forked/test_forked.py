@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ENVIRON
 from tests.forked.interpreter import Refused
 from tests.forked.python import ForkedPython, wait_together
-from tests.forked.zygote import READ_LATER
 from tests.multirank import Launcher, RunRanks, ends, job_environ, launch_command, run_job
 
 PROGRAMS = {
@@ -30,21 +28,16 @@ PROGRAMS = {
     "main": "import __main__, sys; a = 1; print(__name__, __main__.a, sys.modules['__main__'].a)",
     "path": "import os, sys; print(sys.path, os.getcwd(), __file__ if len(sys.argv) > 9 else '')",
     "limits": "import os, resource as r; print(r.getrlimit(r.RLIMIT_NOFILE), os.umask(0))",
+    "cores": "import os; print(os.sched_getaffinity(0), os.nice(0))",
     "variables": "import os; print([item for item in os.environ.items() if 'TONARI_' in item[0]])",
     "input": "import sys; print(sys.stdin.read())",
 }  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
-def _only_where_ranks_are_forked(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Leave out what other tests of this process have set, which nothing is forked with."""
+def _only_where_ranks_are_forked(request: pytest.FixtureRequest) -> None:
     if not request.config.getoption("forked"):
         pytest.skip("ranks are forked by `pytest --forked` alone")
-    for name in os.environ.keys() - ENVIRON.keys():
-        if not name.startswith(READ_LATER):
-            monkeypatch.delenv(name)
 
 
 def run(command: list[str], directory: Path, **options: Any) -> tuple[int, bytes, bytes]:
@@ -53,6 +46,11 @@ def run(command: list[str], directory: Path, **options: Any) -> tuple[int, bytes
         env=job_environ(options.pop("env", {})), **options,
     )  # fmt: skip
     return ended.returncode, ended.stdout, ended.stderr
+
+
+def on_one_core() -> None:
+    os.nice(1)
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 def command_of(how: str, program: str, directory: Path) -> list[str]:
@@ -68,7 +66,9 @@ def command_of(how: str, program: str, directory: Path) -> list[str]:
 def test_it_ends_and_writes_as_a_new_one(forked_python: ForkedPython, tmp_path: Path, how: str):
     for name, program in PROGRAMS.items():
         command = command_of(how, program, tmp_path)
-        options: dict[str, Any] = {"input": b"given", "env": {"TONARI_MARK": name}}
+        options: dict[str, Any] = {
+            "input": b"given", "env": {"TONARI_MARK": name}, "preexec_fn": on_one_core,
+        }  # fmt: skip
         new = run([sys.executable, *command], tmp_path, **dict(options))
         forked = run([*forked_python.command, *command], tmp_path, **dict(options))
         assert _plain(forked) == _plain(new), name
@@ -80,6 +80,12 @@ def _plain(ended: tuple[int, bytes, bytes]) -> tuple[int, bytes, list[bytes]]:
     others = (b"0x", b"Extension modules", b"forked/zygote.py", b"<frozen runpy>")
     lines = [line for line in error.splitlines() if line]
     return status, out, [line for line in lines if not any(other in line for other in others)]
+
+
+def test_what_a_forked_process_starts_is_forked_too(forked_python: ForkedPython, tmp_path: Path):
+    program = "import sys; print('torch' in sys.modules)"
+    starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}])"
+    assert run([*forked_python.command, "-c", starts], tmp_path) == (0, b"True\n", b"")
 
 
 def test_nothing_of_one_is_seen_by_the_next(forked_python: ForkedPython, tmp_path: Path):

@@ -31,14 +31,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tests.forked.interpreter import LENGTH, MOST_FILES, OWN, ignored, limits, place
+from tests.forked.interpreter import EXECUTABLE, LENGTH, MOST_FILES, OWN, ignored, limits, place
 
 READ_LATER = (
     "TONARI_", "PMI_", "PMIX_", "MPI_", "MPIR_", "MPIEXEC_", "MPICH_", "HYDRA_", "HYDI_", "OMPI_",
     "GFORTRAN_", "SLURM_", "FLUX_", "PALS_", "JSM_", "MV2_", "FI_", "UCX_", "TORCHELASTIC_",
     "TORCH_NCCL_ASYNC_", "CUBLAS_", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "NODE_RANK", "RANK",
-    "WORLD_SIZE", "PYTEST_", "PYTHONPATH", "PYTHONFAULTHANDLER", "TMPDIR", "PWD", "OLDPWD", "SHLVL",
-    "_",
+    "WORLD_SIZE", "PYTEST_", "PYTHONPATH", "PYTHONFAULTHANDLER", "TMPDIR", "PATH", "COLUMNS",
+    "LINES", "PWD", "OLDPWD", "SHLVL", "_",
 )  # fmt: skip
 """Beginnings of variables that are read later than while modules are imported."""
 OPTIONS = ("-u", "-m", "-c")
@@ -95,7 +95,7 @@ def refusal(request: Mapping[str, Any], imported: Imported) -> str | None:
             return f"{name} may have been read by imports"
     if not set(imported.first_paths) <= set(_split_path(theirs)):
         return "PYTHONPATH lacks what the imports were found by"
-    if request["place"] != imported.place:
+    if request["place"] != imported.place or request["nice"] < os.nice(0):
         return "it runs elsewhere"
     option = next(iter(request["arguments"]), "-")
     return "Python's options" if option.startswith("-") and option not in OPTIONS else None
@@ -208,6 +208,8 @@ def become(request: dict[str, Any], files: list[int], added: dict[str, str]) -> 
     os.environ.update(added | request["environ"])
     os.chdir(request["directory"])
     os.umask(request["mask"])
+    os.sched_setaffinity(0, request["cores"])
+    os.nice(request["nice"] - os.nice(0))
     own = limits()
     for name, limit in request["limits"].items():
         if limit != own[name]:
@@ -282,7 +284,9 @@ def _end_with(error: Exception) -> NoReturn:
 
 def main(listener: int, owner: int, modules: list[str]) -> None:
     imported = import_all(modules)
-    taken = serve(socket.socket(fileno=listener), owner, imported)
+    served = socket.socket(fileno=listener)
+    sys.executable = str(Path(served.getsockname()).with_name(EXECUTABLE))
+    taken = serve(served, owner, imported)
     if taken is not None:
         run_program(become(*taken, imported.added), imported.paths)
 

@@ -1,19 +1,17 @@
 """`tonari probe` and `tonari plan`, as a user runs them."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.multirank import job_environ, launch_command
 from tests.oracle.test_trace import GPT, OWN
 from tests.trainer.tiles.tiled_run import SETTINGS as TILED
 from tests.trainer.tiles.tiled_run import make_data
 from tonari.cli import main
-from tonari.mpi import mpiexec_command
 from tonari.oracle import stopwatch, trace_step, traffic
 from tonari.oracle.probe import messages, probe
 from tonari.oracle.probe.messages import KINDS
@@ -279,10 +277,11 @@ def test_three_ranks_are_probed_and_planned(settings, tmp_path, run_timed, capsy
 @pytest.fixture
 def run_timed(tmp_path: Path):
     def run(num_ranks, *arguments):
-        command = [*mpiexec_command(num_ranks), sys.executable, "-m", "tonari"]
+        command = [*launch_command("mpiexec", num_ranks), "-m", "tonari"]
+        path = {"PYTHONPATH": f"{job_environ()['PYTHONPATH']}:{tmp_path}"}
         return subprocess.run(
             [*command, *map(str, arguments)], capture_output=True, text=True, timeout=TIMEOUT_S,
-            env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False,
+            env=job_environ(path), check=False,
         )  # fmt: skip
 
     return run

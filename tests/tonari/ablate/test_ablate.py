@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.multirank import job_environ, python_command
 from tests.tonari.ablate.study import STUDY, make_study
 from tonari import cli
 from tonari.ablate.stats import (
@@ -99,9 +99,9 @@ def test_two_processes_train_what_one_would(study):
 
 
 def test_a_killed_study_goes_on_with_the_cells_that_are_missing(study):
-    command = [sys.executable, "-m", "tonari", "ablate", "study.toml", "--out", "out",
+    command = [*python_command(), "-m", "tonari", "ablate", "study.toml", "--out", "out",
                "--seeds", "4", "run.epochs=8"]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = job_environ()
     killed = subprocess.Popen(
         command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )

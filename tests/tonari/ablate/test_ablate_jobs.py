@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.multirank import job_environ, python_command
 from tests.tonari.ablate.study import make_study
 from tests.tonari.ablate.study_cells import make_cell
 from tonari import cli
@@ -25,7 +26,6 @@ from tonari.ablate.training import train_cell
 pytestmark = pytest.mark.thorough
 
 ROOT = Path(__file__).parents[3]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 # Holds a lock as a process that trains would; torch is not needed for that
 HOLDER = """
@@ -158,10 +158,10 @@ def start(study):
     with contextlib.ExitStack() as stack:
 
         def start(*args: str) -> "subprocess.Popen[str]":
-            command = [sys.executable, "-m", "tonari", "ablate", "study.toml", "--out", "out"]
+            command = [*python_command(), "-m", "tonari", "ablate", "study.toml", "--out", "out"]
             process = stack.enter_context(
                 subprocess.Popen(
-                    [*command, *args], env=ENVIRONMENT, stderr=subprocess.PIPE,
+                    [*command, *args], env=job_environ(), stderr=subprocess.PIPE,
                     stdout=subprocess.DEVNULL, text=True,
                 )
             )  # fmt: skip

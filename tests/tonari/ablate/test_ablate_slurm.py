@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.multirank import job_environ
 from tests.tonari.ablate.study import make_study
 from tonari import cli
 
@@ -29,7 +30,7 @@ def study(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def sbatch(tmp_path, monkeypatch):
+def sbatch(tmp_path, monkeypatch, forks):
     program = tmp_path / "bin" / "sbatch"
     program.parent.mkdir()
     program.write_text(SBATCH)
@@ -47,10 +48,10 @@ def calls() -> list[list[str]]:
 
 
 def bash(script: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     return subprocess.run(
-        ["bash", script], env=environment, capture_output=True, text=True, timeout=200, cwd="/"
-    )
+        ["bash", script], env=job_environ(variables), cwd="/", capture_output=True, text=True,
+        timeout=200,
+    )  # fmt: skip  # fmt: skip
 
 
 def test_the_tasks_of_an_array_train_all_cells_and_its_second_job_reports(study, sbatch, capsys):

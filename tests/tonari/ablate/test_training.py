@@ -153,7 +153,7 @@ def test_a_run_that_is_killed_goes_on_within_its_cell_and_ends_as_if_it_had_not(
 
 @pytest.mark.multirank
 @pytest.mark.thorough
-def test_ranks_are_launched_as_the_study_says_and_their_last_words_are_told(study):
+def test_ranks_are_launched_as_the_study_says_and_their_last_words_are_told(study, forks):
     launch = "study.launch=env OMP_NUM_THREADS=1 mpiexec -n 2"
     overrides = (launch, "study.seeds=1", "data.batch_size=4", "run.epochs=2")
     found, errors = trained(load_study(study, overrides))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dataio.rows.samples import Batch
-from tests.multirank import ROOT, RunRanks
+from tests.multirank import RunRanks
 from tests.trainer.digits import write_config
 from tests.trainer.foreign_models import Doubled, PlainImages
 from tests.trainer.run.runs import lines
@@ -240,9 +240,8 @@ def test_a_part_is_cut_as_tp_and_fsdp_cut_it() -> None:
 
 @pytest.mark.multirank
 def test_the_command_passes_a_right_mesh_and_names_what_a_wrong_one_trains(
-    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    config: Path, capsys: pytest.CaptureFixture[str], forks: None
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # tests run elsewhere, and ranks import the model
     given = ["verify", str(config), *DOUBLE[1:]]
     assert main([*given, *PLAIN, "pp2", "optimizer.ema=0.5", "--steps", "6", "--json"]) == 0
     (mesh,) = json.loads(capsys.readouterr().out)["meshes"]
