@@ -297,7 +297,8 @@ class Gather:
     @property
     def ready(self) -> int:
         """Batches that are ready now."""
-        return self._running.ready if self._running is not None else 0
+        running = self._running
+        return running.ready if running is not None else 0
 
     def stop(self) -> None:
         """Make no more of the batches asked for. Blocks until none is being made; idempotent."""

@@ -74,9 +74,9 @@ class Prefetcher(Generic[W, T]):
         return self._begin(work)
 
     def _result(self) -> T:
-        future = self._under_way.popleft()
+        future = self._under_way[0]  # after a Ctrl-C `close` waits for it
         try:
-            return future.result(self._timeout_s)
+            made = future.result(self._timeout_s)
         except FutureTimeoutError:
             if future.done():
                 raise
@@ -85,11 +85,13 @@ class Prefetcher(Generic[W, T]):
                 "few; a transform or the cache's disk hangs: look at the threads with py-spy dump, "
                 "or raise timeout_s"
             ) from None
+        self._under_way.popleft()
+        return made
 
     @property
     def ready(self) -> int:
         """Items that are ready now."""
-        return sum(future.done() for future in self._under_way)
+        return sum(future.done() for future in [*self._under_way])  # any thread may look
 
     def close(self) -> None:
         """Begin nothing more, and wait for what is under way; idempotent."""

@@ -75,23 +75,26 @@ class UnlockedThreads:
         num_threads: How many.
 
     Attributes:
-        close: Ends them; idempotent.
+        close: Ends them when all that was put is delivered; idempotent.
     """
 
     def __init__(self, num_threads: int) -> None:
         found = library()
         assert found is not None, "as pictures are delivered at once"
-        self._library, self._queue = found, found.tonari_open()
+        num_bytes = ctypes.c_int64.in_dll(found, "tonari_queue_bytes").value
+        # Whoever may use it holds it: a thread, or who waits.
+        self._library, self._queue = found, ctypes.create_string_buffer(num_bytes)
+        found.tonari_open(self._queue)
         self._under_way: dict[int, _CallKept] = {}
         arguments = found, self._queue, self._under_way
         threads = [
             threading.Thread(target=_serve, args=arguments, name=f"tonari-decode-{n}", daemon=True)
             for n in range(num_threads)
         ]
-        for thread in threads:
-            thread.start()
         # Also where a loader is never closed: what threads write to must not go before them.
         self.close = weakref.finalize(self, _end, found, self._queue, threads, os.getpid())
+        for thread in threads:
+            thread.start()
 
     def put(
         self,
@@ -105,7 +108,12 @@ class UnlockedThreads:
             calls: By field.
             deliver_left: Called with a field's number and rows that were left, on any thread.
             end: See `PendingPictures`.
+
+        Raises:
+            RuntimeError: If they were closed.
         """
+        if not self.close.alive:
+            raise RuntimeError("the threads that deliver pictures have ended")
         errors: list[BaseException] = []
         for number, call in enumerate(calls):
             address = ctypes.addressof(call)
@@ -122,7 +130,7 @@ class UnlockedThreads:
         return is_done
 
 
-def _serve(library: ctypes.CDLL, queue: int, under_way: dict[int, _CallKept]) -> None:
+def _serve(library: ctypes.CDLL, queue: object, under_way: dict[int, _CallKept]) -> None:
     address, rows = None, (ctypes.c_int64 * 3)()
     while address := library.tonari_serve(queue, address, rows):
         call, deliver_left, errors = under_way[address]
@@ -135,10 +143,13 @@ def _serve(library: ctypes.CDLL, queue: int, under_way: dict[int, _CallKept]) ->
         del call, deliver_left, errors
 
 
-def _end(library: ctypes.CDLL, queue: int, threads: list[threading.Thread], process: int) -> None:
+def _end(
+    library: ctypes.CDLL, queue: object, threads: list[threading.Thread], process: int
+) -> None:
     if process != os.getpid():  # a fork has none of the threads, and maybe their lock
         return
     library.tonari_close(queue)
     for thread in threads:
-        thread.join()
-    library.tonari_free(queue)
+        # Garbage may be collected on one of them.
+        if thread.is_alive() and thread is not threading.current_thread():
+            thread.join()

@@ -28,8 +28,8 @@ TURBO = (
 )  # fmt: skip
 POINTER = ctypes.c_void_p
 FUNCTIONS = {
-    "pictures": (None, POINTER), "open": (POINTER,), "close": (None, POINTER),
-    "free": (None, POINTER), "put": (None, POINTER, POINTER),
+    "pictures": (None, POINTER), "open": (None, POINTER), "close": (None, POINTER),
+    "put": (None, POINTER, POINTER),
     "serve": (POINTER, POINTER, POINTER, POINTER),
     "wait": (ctypes.c_int, POINTER, POINTER, ctypes.c_double),
 }  # fmt: skip

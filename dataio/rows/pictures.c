@@ -608,26 +608,20 @@ typedef struct {
     int is_closed;
 } Queue;
 
-Queue *tonari_open(void) {
-    Queue *queue = calloc(1, sizeof *queue);
-    if (queue)
-        pthread_mutex_init(&queue->lock, NULL), pthread_cond_init(&queue->came, NULL),
-            pthread_cond_init(&queue->done, NULL);
-    return queue;
+const int64_t tonari_queue_bytes = sizeof(Queue);
+
+/* In memory of zeros, which stays as long as a thread or whoever waits may use it. */
+void tonari_open(Queue *queue) {
+    pthread_mutex_init(&queue->lock, NULL);
+    pthread_cond_init(&queue->came, NULL), pthread_cond_init(&queue->done, NULL);
 }
 
-/* Let all threads return; they leave what they have not begun. */
+/* Let threads return when all is delivered. */
 void tonari_close(Queue *queue) {
     pthread_mutex_lock(&queue->lock);
     queue->is_closed = 1;
     pthread_cond_broadcast(&queue->came);
     pthread_mutex_unlock(&queue->lock);
-}
-
-/* When no thread uses it any more. */
-void tonari_free(Queue *queue) {
-    pthread_mutex_destroy(&queue->lock), pthread_cond_destroy(&queue->came);
-    pthread_cond_destroy(&queue->done), free(queue);
 }
 
 void tonari_put(Queue *queue, Pictures *all) {
@@ -655,7 +649,7 @@ static void end_some(Queue *queue, Pictures *all, const int64_t *rows) {
 
 /* Deliver pictures until some are LEFT: give these, and in rows[0], rows[1] where they begin and end. The
    caller ends them by handing both back; rows[2] is when they were given, in nanoseconds. NULL: the
-   queue is closed. */
+   queue is closed, and nothing is left. */
 Pictures *tonari_serve(Queue *queue, Pictures *ended, int64_t *rows) {
     Work work = {0};
     int64_t left = 0;
@@ -665,7 +659,7 @@ Pictures *tonari_serve(Queue *queue, Pictures *ended, int64_t *rows) {
     for (;;) {
         while (!queue->first && !queue->is_closed)
             pthread_cond_wait(&queue->came, &queue->lock);
-        Pictures *all = queue->is_closed ? NULL : queue->first;
+        Pictures *all = queue->first;
         if (all) {
             int64_t stop = all->begun, bytes = 0;
             rows[0] = stop, rows[2] = now_ns(CLOCK_MONOTONIC);

@@ -365,6 +365,33 @@ def test_work_that_never_ends_is_an_error_after_a_while():
         next(iter(waiting))
 
 
+def test_what_is_under_way_is_counted_while_it_is_taken_and_waited_for_after_a_ctrl_c():
+    waited = []
+
+    class UnderWay(Future[int]):
+        def done(self) -> bool:
+            return next(items) > 0  # as the loop's thread does while another one counts
+
+        def result(self, timeout: float | None = None) -> int:
+            if self is made[3]:
+                raise KeyboardInterrupt
+            return 1
+
+        def exception(self, timeout: float | None = None) -> None:
+            waited.append(self)
+
+    made = [UnderWay() for _ in range(5)]
+    under_way: Prefetcher[int, int] = Prefetcher(
+        made.__getitem__, iter(range(5)), depth=4, timeout_s=1
+    )
+    items = iter(under_way)
+    next(items)
+    with pytest.raises(KeyboardInterrupt):
+        under_way.ready  # noqa: B018
+    under_way.close()
+    assert waited == made[3:]
+
+
 def test_leaving_in_the_middle_stops_the_threads_work(tmp_path):
     made = []
 

@@ -143,6 +143,33 @@ def test_threads_end_with_their_owner(threads) -> None:
     assert count() == 3
 
 
+def test_what_was_put_is_delivered_also_after_a_close(threads) -> None:
+    deliveries = [threads.put([call_of(n)], ignored, lambda seconds: 1) for n in range(8)]
+    threads.close()
+    assert [delivery.result(60.0) for delivery in deliveries] == [1] * 8
+    with pytest.raises(RuntimeError, match="have ended"):
+        threads.put([call_of(1)], ignored, lambda seconds: None)
+
+
+def test_threads_may_be_collected_on_one_of_them() -> None:
+    cycle: dict[str, Any] = {"threads": UnlockedThreads(2)}
+    cycle["itself"], serving = cycle, threading.enumerate()[-2:]
+    go = threading.Event()
+
+    def collects(number: int, rows: list[int]) -> None:
+        assert go.wait(60.0)
+        gc.collect()
+
+    cycle["threads"].put([call_of(1)], collects, lambda seconds: None)
+    gc.disable()
+    del cycle
+    go.set()
+    for thread in serving:
+        thread.join(60.0)
+    gc.enable()
+    assert not any(thread.is_alive() for thread in serving)
+
+
 @pytest.fixture
 def shard(tmp_path: Path) -> Callable[..., Path]:
     def write(num: int, forms: dict[int, bytes] | None = None) -> Path:
