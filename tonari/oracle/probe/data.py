@@ -22,7 +22,7 @@ from dataio import Array, NodeCache
 from dataio.base.filesystem import cache_directory
 from dataio.base.network import listen
 from dataio.base.sizes import parse_bytes
-from dataio.batch.feeders.wire import receive, receive_into, send
+from dataio.batch.feeders.wire import receive, receive_bytes, receive_into, send
 from dataio.job.launch import Job
 from dataio.rows.fields import row_schema
 from dataio.source.base import ReadsTiles
@@ -273,7 +273,7 @@ def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
 
 def _time_trade(row_bytes: int, made_row_bytes: int) -> float:
     """Time what a core takes to send a row, and to take in what was made of it."""
-    rows, made = np.zeros((TRADED_ROWS, row_bytes), np.uint8), bytearray(made_row_bytes)
+    rows, made = np.zeros((TRADED_ROWS, row_bytes), np.uint8), np.zeros(made_row_bytes, np.uint8)
     took_s = []
     with listen("127.0.0.1") as listening:
         here = socket.create_connection(listening.getsockname()[:2])
@@ -282,8 +282,8 @@ def _time_trade(row_bytes: int, made_row_bytes: int) -> float:
     def answer() -> None:
         for _ in range(TRADES):
             _, num_bytes, _ = receive(there)
-            receive_into(there, [bytearray(num_bytes)])
-            send(there, None, [bytes(made)] * TRADED_ROWS)
+            receive_bytes(there, num_bytes)
+            send(there, None, [made] * TRADED_ROWS)
 
     with here, there:
         other = threading.Thread(target=answer)
