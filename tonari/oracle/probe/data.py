@@ -273,8 +273,7 @@ def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
 
 def _time_trade(row_bytes: int, made_row_bytes: int) -> float:
     """Time what a core takes to send a row, and to take in what was made of it."""
-    rows = np.zeros((TRADED_ROWS, row_bytes), np.uint8)
-    made = np.zeros(made_row_bytes, np.uint8)
+    rows, made = np.zeros((TRADED_ROWS, row_bytes), np.uint8), np.zeros(made_row_bytes, np.uint8)
     took_s = []
     with listen("127.0.0.1") as listening:
         here = socket.create_connection(listening.getsockname()[:2])
