@@ -84,7 +84,7 @@ def test_cells_that_are_there_are_not_trained_again_and_changed_ones_are(study, 
     assert "undecided with one seed" in capsys.readouterr().out
 
 
-def test_two_processes_train_what_one_would(study):
+def test_two_processes_train_what_one_would(study, forks):
     assert run("study.toml", "--out", "one") == 0
     assert run("study.toml", "--out", "two", "--jobs", "2") == 0
     one, two = cell_files(Path("one")), cell_files(Path("two"))
