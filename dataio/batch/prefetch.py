@@ -1,6 +1,7 @@
 """Batches under way: begun in order, made on other threads, handed over in order."""
 
 import contextlib
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError  # another class in Python 3.10
@@ -52,7 +53,7 @@ class Prefetcher(Generic[W, T]):
         self._depth = depth
         self._timeout_s = timeout_s
         self._under_way: deque[UnderWay[T]] = deque()
-        self._closed = False
+        self._closed, self._process = False, os.getpid()
 
     def __iter__(self) -> Iterator[T]:
         while not self._closed:
@@ -97,6 +98,7 @@ class Prefetcher(Generic[W, T]):
         """Begin nothing more, and wait for what is under way; idempotent."""
         self._closed = True
         with contextlib.suppress(FutureTimeoutError):
-            for future in self._under_way:
+            # A fork has none of the threads that would end it.
+            for future in self._under_way if os.getpid() == self._process else ():
                 future.exception(self._timeout_s)
         self._under_way.clear()

@@ -114,6 +114,9 @@ class UnlockedThreads:
         """
         if not self.close.alive:
             raise RuntimeError("the threads that deliver pictures have ended")
+        for address, kept in [*self._under_way.items()]:
+            if not kept.call.undone:  # nobody waited for it, as after a Ctrl-C
+                del self._under_way[address]
         errors: list[BaseException] = []
         for number, call in enumerate(calls):
             address = ctypes.addressof(call)

@@ -642,8 +642,8 @@ static int64_t now_ns(clockid_t clock) {
 
 static void end_some(Queue *queue, Pictures *all, const int64_t *rows) {
     all->nanoseconds += now_ns(CLOCK_MONOTONIC) - rows[2];
-    all->undone -= rows[1] - rows[0];
-    if (!all->undone)
+    /* Once none is undone, whoever sees it may let go of them. */
+    if (!(all->undone -= rows[1] - rows[0]))
         pthread_cond_broadcast(&queue->done);
 }
 

@@ -392,6 +392,21 @@ def test_what_is_under_way_is_counted_while_it_is_taken_and_waited_for_after_a_c
     assert waited == made[3:]
 
 
+def test_a_fork_does_not_wait_for_threads_that_it_has_not(monkeypatch):
+    future: Future[int] = Future()
+    under_way: Prefetcher[int, int] = Prefetcher(
+        lambda work: future, iter([1]), depth=1, timeout_s=0.01
+    )
+    with pytest.raises(StallError):
+        next(iter(under_way))
+    monkeypatch.setattr(future, "exception", lambda timeout: os._exit(3))
+    child = os.fork()
+    if not child:
+        under_way.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_leaving_in_the_middle_stops_the_threads_work(tmp_path):
     made = []
 

@@ -1,5 +1,6 @@
 """Pictures that threads deliver without Python's lock are as any, and what is left is seen to."""
 
+import ctypes
 import gc
 import io
 import signal
@@ -143,6 +144,15 @@ def test_threads_end_with_their_owner(threads) -> None:
     assert count() == 3
 
 
+def test_what_nobody_waits_for_does_not_stay(threads) -> None:
+    call = call_of(1)
+    threads.put([call], ignored, lambda seconds: None)
+    while call.undone:
+        threads._library.tonari_wait(threads._queue, ctypes.addressof(call), 1.0)
+    threads.put([call_of(2)], ignored, lambda seconds: None).result(60.0)
+    assert not threads._under_way
+
+
 def test_what_was_put_is_delivered_also_after_a_close(threads) -> None:
     deliveries = [threads.put([call_of(n)], ignored, lambda seconds: 1) for n in range(8)]
     threads.close()
@@ -245,7 +255,8 @@ from dataio import Workers
 loader = open_loader(Path(sys.argv[1]), Path(sys.argv[2]), workers=Workers(threads=2, prefetch=8))
 epochs = loader.epochs(1)
 next(iter(epochs))
-batch = next(iter(loader))
+batches = iter(loader)
+batch = next(batches)
 print(tuple(batch["image"].shape), flush=True)
 {end}
 """
