@@ -187,6 +187,8 @@ def find_room(
 ) -> Sequence[NDArray[Any]] | None:
     """Find where the bytes behind `MadeRows` go in their batch; None if they are not its rows."""
     rows = frozenset(range(stop - start))
+    if not all(type(row) is int for row in made.bad):
+        return None
     if made.bad == rows:
         return [] if made == MadeRows(rows) and not num_bytes else None
     places: dict[str, Any] = {}
@@ -205,6 +207,7 @@ def find_room(
         or (made.samples is None) != (job.samples is None)
         or made.lists.keys() != {name for name, form in results.items() if form is None}
         or {len(rows), *map(len, made.lists.values()), len(made.samples or rows)} != {len(rows)}
+        or any((type(s) is dict) == (row in made.bad) for row, s in enumerate(made.samples or ()))
         or row_bytes * len(rows) != num_bytes
     ):
         return None

@@ -20,7 +20,7 @@ LEAVES: dict[str, Callable[[Any], Any]] = {
     "array": lambda array: array,
     "scalar": lambda array: array[()],
     "tensor": as_tensor,
-    "bytes": bytes,
+    "bytes": np.ndarray.tobytes,
 }
 
 
@@ -75,7 +75,7 @@ def _form(value: Any, behind: list[bytes | NDArray[Any]]) -> object:
 
 def _dtype(described: Any) -> np.dtype[Any]:
     dtype = np.lib.format.descr_to_dtype(described)
-    if dtype.hasobject:
+    if dtype.hasobject or not dtype.itemsize:
         raise ValueError(f"dtype {dtype} is none of plain values")
     return dtype
 

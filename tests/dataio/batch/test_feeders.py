@@ -602,7 +602,7 @@ class Caught:
 
 
 FIELDS_ALONE: dict[str, Any] = {}
-RAGGED = {"transform": ragged}
+RAGGED, LISTED = {"transform": ragged}, {"collate": lambda samples: {"all": listed(samples)}}
 OTHER_FORM = {"noise": ((4,), np.dtype(float))}
 WRONG: dict[str, tuple[dict[str, Any], Any]] = {
     "no fields": (FIELDS_ALONE, lambda made: MadeRows()),
@@ -617,6 +617,9 @@ WRONG: dict[str, tuple[dict[str, Any], Any]] = {
     "a longer list": (RAGGED, lambda made: made._replace(lists={n: [1, 2] for n in made.lists})),
     "another list": (RAGGED, lambda made: made._replace(lists={**made.lists, "more": [1]})),
     "a larger form": (RAGGED, lambda made: made._replace(results={**made.results, **OTHER_FORM})),
+    "a bad row of another type": (FIELDS_ALONE, lambda made: made._replace(bad=frozenset([0.0]))),
+    "a sample that is missing": (LISTED, lambda made: made._replace(samples=[None])),
+    "a sample of another type": (LISTED, lambda made: made._replace(samples=[1])),
     "what a collate takes": (RAGGED, lambda made: made._replace(samples=[{}])),
     "objects": (RAGGED, lambda data: data.replace(b'"<f8"', b'"|O8"')),
     "an end amid the JSON": (RAGGED, lambda data: bytes([data[0] - 9]) + data[1:]),

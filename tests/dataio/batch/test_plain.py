@@ -55,6 +55,9 @@ def test_wrong_bytes_are_not_read():
                   form.replace(b"3", b"4"), form.replace(b"3", b"-3"), b"[" * 100_000):  # fmt: skip
         with pytest.raises(Exception):  # noqa: B017  (of any kind)
             read(wrong, data)
+    with pytest.raises(ValueError, match="none of plain values"):
+        read(b'["array", "|V0", 9]', data[:0])
+    assert read(b'["bytes", "<i1"]', np.array([5], np.uint8)) == b"\5"
     for num_bytes in (0, len(data) - 1):
         with pytest.raises((TypeError, ValueError)):
             read(form, data[:num_bytes])
