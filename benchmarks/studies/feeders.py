@@ -95,7 +95,8 @@ def turn(name: str, kind: Kind, way: str, scratch: Path, *, num: int) -> dict[st
     feeders = scratch / "feeders" if way in ("auto", "always") else None
     with contextlib.ExitStack() as stack:
         if way == "always":
-            stack.enter_context(mock.patch.object(Feeders, "_pays", return_value=True))
+            for name in ("_pays", "may_send"):
+                stack.enter_context(mock.patch.object(Feeders, name, return_value=True))
         loader = stack.enter_context(dataio.Loader(
             kind.source, batch_size=kind.batch, fields=kind.fields, transform=kind.transform,
             cache=scratch / f"cache-{name}", workers=dataio.Workers(threads=1, feeders=feeders),

@@ -411,7 +411,8 @@ class Gather:
             undecodable: Future[Outcome] = Future()
             undecodable.set_result(Undecodable(pending))
             return undecodable
-        if self.feeders is None and not self._transforms and is_pictures_alone(job):
+        sends = self.feeders is not None and self.feeders.may_send()
+        if not (sends or self._transforms) and is_pictures_alone(job):
             return self._delivered(job, pending)
         num_parts = self._num_parts(job)
         bounds = [num_rows(job) * part // num_parts for part in range(num_parts + 1)]
@@ -434,10 +435,12 @@ class Gather:
         filler, rows = self._assembler.filler, range(num_rows(job))
         calls = [call for one in job.images if (call := filler.call(job, one, rows)) is not None]
 
-        def end(seconds: float) -> Outcome:
+        def end(seconds: float, cpu_s: float) -> Outcome:
             with self._threads_lock:
                 self._threads_s += seconds
                 self._fill_s += seconds
+            if self.feeders is not None:
+                self.feeders.add_made(len(rows), cpu_s, seconds)
             return Unfinished(job, pending, self.shaper.plan())
 
         return self._unlocked.put(calls, partial(filler.fill_left, job), end)

@@ -40,13 +40,14 @@ class PendingPictures(Generic[T]):
         threads: Deliver them.
         calls: The pictures, by field.
         errors: What was raised for pictures that were left.
-        end: Called with the seconds that threads have spent, by `result`, which gives its result.
+        end: Called with the seconds that threads have spent, and those of their processors, by
+            `result`, which gives its result.
     """
 
     threads: "UnlockedThreads"
     calls: Sequence[PicturesCall]
     errors: list[BaseException]
-    end: Callable[[float], T]
+    end: Callable[[float, float], T]
 
     def done(self) -> bool:
         """Say whether all are delivered."""
@@ -65,7 +66,9 @@ class PendingPictures(Generic[T]):
         """Wait, and end it."""
         if (error := self.exception(timeout)) is not None:
             raise error
-        return self.end(sum(call.nanoseconds for call in self.calls) / 1e9)
+        calls = self.calls
+        seconds = sum(call.nanoseconds for call in calls) / 1e9
+        return self.end(seconds, sum(call.cpu_nanoseconds for call in calls) / 1e9)
 
 
 class UnlockedThreads:
@@ -100,7 +103,7 @@ class UnlockedThreads:
         self,
         calls: Sequence[PicturesCall],
         deliver_left: Callable[[int, list[int]], None],
-        end: Callable[[float], T],
+        end: Callable[[float, float], T],
     ) -> PendingPictures[T]:
         """Have pictures delivered, behind those that were put before.
 
@@ -134,7 +137,7 @@ class UnlockedThreads:
 
 
 def _serve(library: ctypes.CDLL, queue: object, under_way: dict[int, _CallKept]) -> None:
-    address, rows = None, (ctypes.c_int64 * 3)()
+    address, rows = None, (ctypes.c_int64 * 4)()
     while address := library.tonari_serve(queue, address, rows):
         call, deliver_left, errors = under_way[address]
         try:

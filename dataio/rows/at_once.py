@@ -59,6 +59,7 @@ class PicturesCall(ctypes.Structure):
         sizes: int32[n, 2]: Height and width of the compressed ones that were delivered.
         undone: Those that no thread has delivered yet, where threads do.
         nanoseconds: That threads have spent on them.
+        cpu_nanoseconds: Of their processors' time.
     """
 
     _fields_ = (
@@ -68,7 +69,10 @@ class PicturesCall(ctypes.Structure):
             (f"_{name}", ctypes.c_void_p)
             for name in ("addresses", "lengths", "numbers", "out", "sizes", "states", "next")
         ),
-        *((name, ctypes.c_int64) for name in ("_begun", "undone", "nanoseconds")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("_begun", "undone", "nanoseconds", "cpu_nanoseconds")
+        ),
     )
 
     def __init__(

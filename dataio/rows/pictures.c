@@ -531,7 +531,7 @@ const char tonari_source[] = VALUE(TONARI_SOURCE);
    states     [num] SKIPPED: leave it out; becomes DONE or LEFT
    begun      those that a thread has taken
    undone     those that are not done
-   nanoseconds  that threads have spent on them */
+   nanoseconds  that threads have spent on them, and beside it of their processors */
 typedef struct Pictures {
     const Turbo *turbo;
     const How *how;
@@ -543,7 +543,7 @@ typedef struct Pictures {
     int32_t *sizes;
     u8 *states;
     struct Pictures *next;
-    int64_t begun, undone, nanoseconds;
+    int64_t begun, undone, nanoseconds, cpu_nanoseconds;
 } Pictures;
 
 static uint64_t mix(uint64_t x) {
@@ -626,7 +626,7 @@ void tonari_close(Queue *queue) {
 
 void tonari_put(Queue *queue, Pictures *all) {
     pthread_mutex_lock(&queue->lock);
-    all->next = NULL, all->begun = 0, all->undone = all->num, all->nanoseconds = 0;
+    all->next = NULL, all->begun = 0, all->undone = all->num, all->nanoseconds = all->cpu_nanoseconds = 0;
     if (all->num) {
         queue->last = *(queue->first ? &queue->last->next : &queue->first) = all;
         pthread_cond_broadcast(&queue->came);
@@ -642,13 +642,14 @@ static int64_t now_ns(clockid_t clock) {
 
 static void end_some(Queue *queue, Pictures *all, const int64_t *rows) {
     all->nanoseconds += now_ns(CLOCK_MONOTONIC) - rows[2];
+    all->cpu_nanoseconds += now_ns(CLOCK_THREAD_CPUTIME_ID) - rows[3];
     /* Once none is undone, whoever sees it may let go of them. */
     if (!(all->undone -= rows[1] - rows[0]))
         pthread_cond_broadcast(&queue->done);
 }
 
 /* Deliver pictures until some are LEFT: give these, and in rows[0], rows[1] where they begin and end. The
-   caller ends them by handing both back; rows[2] is when they were given, in nanoseconds. NULL: the
+   caller ends them by handing both back; rows[2], rows[3] are when they were given. NULL: the
    queue is closed, and nothing is left. */
 Pictures *tonari_serve(Queue *queue, Pictures *ended, int64_t *rows) {
     Work work = {0};
@@ -662,7 +663,7 @@ Pictures *tonari_serve(Queue *queue, Pictures *ended, int64_t *rows) {
         Pictures *all = queue->first;
         if (all) {
             int64_t stop = all->begun, bytes = 0;
-            rows[0] = stop, rows[2] = now_ns(CLOCK_MONOTONIC);
+            rows[0] = stop, rows[2] = now_ns(CLOCK_MONOTONIC), rows[3] = now_ns(CLOCK_THREAD_CPUTIME_ID);
             while (stop < all->num && bytes < PART_BYTES)
                 bytes += all->lengths[stop++];
             rows[1] = all->begun = stop;

@@ -244,8 +244,8 @@ class Feeders:
         """Pass an epoch's batches on, and see how long a step takes."""
         coming = iter(batches)
         while True:
-            awaited = self._note_wait()
-            for _ in range(self._num_threads if self._links else 0):
+            awaited, has_parts = self._note_wait()
+            for _ in range(self._num_threads if has_parts else 0):
                 self._threads.submit(self._help, awaited)
             batch = next(coming, None)
             self._note_wait()
@@ -255,12 +255,18 @@ class Feeders:
             yield batch
             self._steps_s.append(time.perf_counter() - began)
 
-    def _note_wait(self) -> int:
-        """Note that the loop begins to wait for a batch, or has it; gives the new number."""
+    def _note_wait(self) -> tuple[int, bool]:
+        """Note that the loop begins to wait for a batch, or has it.
+
+        Returns:
+            The new number, and whether feeders have parts.
+        """
         with self._changed:
             self._awaited += 1
-            self._changed.notify_all()
-            return self._awaited
+            has_parts = any(link.parts for link in self._links.values())
+            if has_parts:  # who waits else waits for parts
+                self._changed.notify_all()
+            return self._awaited, has_parts
 
     def _help(self, awaited: int) -> None:
         """Make parts that feeders have longer than usual, as long as the loop waits for one batch.
@@ -341,21 +347,53 @@ class Feeders:
         with self._changed:
             self._made_here.add(0, cpu_s, cpu_s * self._num_threads)
 
+    def add_made(self, num_rows: int, cpu_s: float, wall_s: float) -> None:
+        """Add what rows took that were made here, past feeders."""
+        with self._changed:
+            self._batch_rows = num_rows
+            self._made_here.add(num_rows, cpu_s, wall_s)
+
+    def may_send(self) -> bool:
+        """Say whether rows of the next batch may be sent: if not, it is best made past feeders."""
+        with self._changed:
+            if not self._links or self._sends_none:
+                return False
+            if self._is_tried and self._is_dear:
+                return time.monotonic() >= self._try_at
+            return not (self._is_tried and self._keeps_up)
+
+    @property
+    def _is_tried(self) -> bool:
+        return min(self._made_here.rows, self._made_there.rows) >= TRIED_ROWS
+
+    @property
+    def _is_dear(self) -> bool:
+        here, there = self._made_here, self._made_there
+        return there.cpu_s / there.rows > WORTH * here.cpu_s / here.rows
+
+    @property
+    def _row_s(self) -> float:
+        return self._made_here.wall_s / self._made_here.rows / self._num_threads
+
+    @property
+    def _keeps_up(self) -> bool:
+        steps_s = self._steps_s
+        return bool(steps_s) and self._batch_rows * self._row_s < BUSY * statistics.median(steps_s)
+
     def _pays(self, link: _Link) -> bool:
         """Whether a core gets the newest part: that saves time of this rank, which lacks it."""
-        here, there = self._made_here, self._made_there
         now = time.monotonic()
-        if min(here.rows, there.rows) < TRIED_ROWS:
+        if not self._is_tried:
             return True
-        if there.cpu_s / there.rows > WORTH * here.cpu_s / here.rows:
+        if self._is_dear:
             if now < self._try_at:
                 return False
             # These few rows may have cost what others do not
             self._made_there, self._try_at = _Cost(), now + RETRY_S
             return True
-        row_s = here.wall_s / here.rows / self._num_threads
-        if self._steps_s and self._batch_rows * row_s < BUSY * statistics.median(self._steps_s):
+        if self._keeps_up:
             return False
+        row_s = self._row_s
         # It must be back before this rank has made all that is to be made before it
         newest = self._parts[-1]
         rows_ahead = sum(part.stop - part.start for part in self._parts if part is not newest)

@@ -1,6 +1,7 @@
 """Where rows are made cannot be seen: neither in their bytes, nor in what is wrong with them."""
 
 import contextlib
+import math
 import os
 import platform
 import secrets
@@ -20,7 +21,7 @@ import pytest
 import torch
 
 import importance
-from dataio import AsList, FieldError, WorkerError, Workers
+from dataio import AsList, FieldError, Image, WorkerError, Workers
 from dataio.base.network import listen
 from dataio.batch.feeders import directory as found
 from dataio.batch.feeders import offload, serve, wire
@@ -254,6 +255,36 @@ def test_pictures_are_cut_as_without_feeders(tmp_path, elsewhere) -> None:
         fed, rows = taken(Workers(threads=1, feeders=elsewhere), **options)
         assert fed == expected
         assert rows >= 2 * pictures.NUM_SAMPLES
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_pictures_alone_are_made_past_feeders_that_do_not_pay(
+    tmp_path, monkeypatch, elsewhere, pays
+) -> None:
+    fields = {"image": Image("jpg", crop=pictures.CROP, flip=0.5)}
+    put, sent = Feeders.put, list[int]()
+
+    def note(self: Feeders, job: Any, *given: Any) -> None:
+        sent.append(job.work.step)
+        put(self, job, *given)
+
+    monkeypatch.setattr(Feeders, "put", note)
+    monkeypatch.setattr(Feeders, "_is_dear", property(lambda self: not pays))
+    monkeypatch.setattr(Feeders, "_keeps_up", property(lambda self: False))
+    monkeypatch.setattr("dataio.batch.feeders.offload.TRIED_ROWS", 0)
+
+    def taken(workers: Workers) -> Any:
+        with pictures.open_loader(
+            single_world(), tmp_path / "cache", fields=fields, workers=workers
+        ) as loader:
+            there = loader._session.gather.feeders
+            if there is not None:
+                there._made_here.rows, there._try_at = 1, math.inf
+                assert there.num_cores
+            return [batch["image"].numpy().tobytes() for _ in loader.epochs(2) for batch in loader]
+
+    assert taken(Workers(threads=1, feeders=elsewhere)) == taken(Workers(threads=0))
+    assert bool(sent) == pays
 
 
 @pytest.mark.usefixtures("slow_here")
