@@ -448,7 +448,9 @@ class Feeders:
     def _take_in(self, link: _Link) -> None:
         held = link.parts[0]
         part = held.part
-        link.made.settimeout(max(held.sent + link.limit_s() - time.perf_counter(), SOON_S))
+        now = time.perf_counter()
+        until = max(held.sent + link.limit_s(), now + SOON_S)
+        link.made.settimeout(until - now)
         cpu_s = time.thread_time()
         said, num_bytes, received_bytes = receive(link.made)
         made = MadeRows(*said)
@@ -465,7 +467,7 @@ class Feeders:
         rooms = find_room(self._assembler, part.job, part.start, part.stop, made, num_bytes)
         if rooms is None:
             raise _RefusedError("it made rows of another form than those of their batch")
-        receive_into(link.made, rooms)
+        receive_into(link.made, rooms, until=until)
         take_in(self._assembler, part.job, part.start, part.stop, made)
         came = time.perf_counter()
         with self._changed:

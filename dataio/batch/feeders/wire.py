@@ -4,9 +4,11 @@ A message is a plain value, and bytes behind it that go from where they lie to w
 """
 
 import hmac
+import math
 import os
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -119,12 +121,15 @@ def receive_bytes(made: socket.socket, num_bytes: int) -> NDArray[np.uint8]:
     return data
 
 
-def receive_into(made: socket.socket, rooms: Sequence[NDArray[Any]]) -> None:
+def receive_into(
+    made: socket.socket, rooms: Sequence[NDArray[Any]], *, until: float = math.inf
+) -> None:
     """Receive the bytes behind a value into where they belong, each room contiguous.
 
     Raises:
         EOFError: If the connection has ended.
-        OSError: If it breaks, or stalls for longer than its timeout.
+        OSError: If it breaks, stalls for longer than its timeout, or some are missing after
+            ``until``, of `time.perf_counter`.
     """
     for room in rooms:
         left = memoryview(_flat(room))
@@ -133,3 +138,5 @@ def receive_into(made: socket.socket, rooms: Sequence[NDArray[Any]]) -> None:
             if not count:
                 raise EOFError("the connection was closed")
             left = left[count:]
+            if len(left) and time.perf_counter() > until:
+                raise TimeoutError

@@ -691,6 +691,34 @@ def test_an_answer_that_is_wrong_loses_the_feeder_and_changes_no_row(
     assert caplog.text.count("a core of it has failed (it ") == 1
 
 
+@pytest.mark.usefixtures("slow_here", "core")
+def test_an_answer_that_trickles_is_not_waited_for(tmp_path, feeders, monkeypatch, caplog) -> None:
+    def send(made: socket.socket, value: Any, pieces: Any = ()) -> int:
+        if not isinstance(value, tuple):
+            return wire.send(made, value, pieces)
+        caught = Caught()
+        wire.send(caught, value, pieces)  # type: ignore[arg-type]
+        *_, behind = wire.LENGTHS.unpack(caught.data[: wire.LENGTHS.size])
+        made.sendall(caught.data[:-behind])
+        for place in range(-behind, 0):
+            time.sleep(0.01)
+            made.sendall(caught.data[place:][:1])
+        return 0
+
+    monkeypatch.setattr(serve, "send", send)
+    monkeypatch.setattr(Feeders, "_help", lambda self, awaited: None)
+    monkeypatch.setattr(offload, "RETRY_S", LIMIT_S)
+    monkeypatch.setattr(offload, "FIRST_LIMIT_S", 0.3)
+    with open_pool(tmp_path) as pool:
+        gather = make_gather(pool, FIELDS, **HERE, feeders=feeders)
+        with contextlib.closing(gather):
+            batches = [*gather.batches(pick_in_turn(40), range(5), epoch=1)]
+            assert_same(gathered(pool, **HERE), batches)
+            assert gather.feeders is not None
+            assert gather.feeders.rows == 0
+    assert caplog.text.count("did not answer within 0.3 s") == 1
+
+
 def test_who_does_not_know_the_secret_is_not_served(tmp_path, feeders, core, caplog) -> None:
     core.core._secret = b"another"
     with open_pool(tmp_path) as pool:
