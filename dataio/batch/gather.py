@@ -411,19 +411,21 @@ class Gather:
             undecodable: Future[Outcome] = Future()
             undecodable.set_result(Undecodable(pending))
             return undecodable
-        sends = self.feeders is not None and self.feeders.may_send()
+        feeders = self.feeders
+        sends = feeders is not None and feeders.may_send(num_rows(job))
         if not (sends or self._transforms) and is_pictures_alone(job):
             return self._delivered(job, pending)
-        num_parts = self._num_parts(job)
+        num_parts = self._num_parts(job, feeders.num_cores if feeders and sends else 0)
         bounds = [num_rows(job) * part // num_parts for part in range(num_parts + 1)]
         left = Unfinished(job, pending, self.shaper.plan())
         is_left = job.here or left.how != "free"
         parts = _BatchParts(num_parts, lambda: left if is_left else self._finish(*left))
-        if self.feeders is not None:
-            self.feeders.put(job, bounds, parts.run)
+        if feeders and sends:
+            feeders.put(job, bounds, parts.run)
         else:
+            work = self._run_part if feeders is None else feeders.run_here
             for start, stop in pairwise(bounds):
-                self._threads.submit(parts.run, self._run_part, job, start, stop)
+                self._threads.submit(parts.run, work, job, start, stop)
         return self._ended(parts.batch) if left.how == "look" else parts.batch
 
     def _delivered(self, job: BatchJob, pending: Pending) -> UnderWay[Outcome]:
@@ -445,11 +447,10 @@ class Gather:
 
         return self._unlocked.put(calls, partial(filler.fill_left, job), end)
 
-    def _num_parts(self, job: BatchJob) -> int:
-        """Choose in how many parts threads work on a batch."""
+    def _num_parts(self, job: BatchJob, others: int) -> int:
+        """Choose in how many parts threads, and so many cores of feeders, work on a batch."""
         if not self._assembler.by_row:
             return 1
-        others = 0 if self.feeders is None else self.feeders.num_cores
         most = min(4 * (self._num_threads + 2 * others), num_rows(job))
         is_slow = self._transforms or job.decodes or job.cuts
         if is_slow or not job.images or not all(one.at_once for one in job.images):

@@ -299,7 +299,7 @@ class Feeders:
                 late.state = "here"
                 link.took_s.append(took_s)
                 self.lost_parts += 1
-            late.part.made_by(self._run_here)
+            late.part.made_by(self.run_here)
 
     def put(
         self,
@@ -315,7 +315,6 @@ class Feeders:
             run: See `PartRows`.
         """
         with self._changed:
-            self._batch_rows = bounds[-1]
             self._num_batches += 1
             for start, stop in pairwise(bounds):
                 first = min(max(start, job.done), stop)
@@ -331,11 +330,12 @@ class Feeders:
         with self._changed:
             part, awaited = self._parts.popleft() if self._parts else None, self._awaited
         if part is not None:
-            part.made_by(self._run_here)
+            part.made_by(self.run_here)
         elif awaited % 2:
             self._help(awaited)
 
-    def _run_here(self, job: BatchJob, start: int, stop: int) -> None:
+    def run_here(self, job: BatchJob, start: int, stop: int) -> None:
+        """Make rows on a thread of this rank, and note what they take."""
         cpu_s, wall_s = time.thread_time(), time.perf_counter()
         self._work(job, start, stop)
         cpu_s, wall_s = time.thread_time() - cpu_s, time.perf_counter() - wall_s
@@ -350,12 +350,12 @@ class Feeders:
     def add_made(self, num_rows: int, cpu_s: float, wall_s: float) -> None:
         """Add what rows took that were made here, past feeders."""
         with self._changed:
-            self._batch_rows = num_rows
             self._made_here.add(num_rows, cpu_s, wall_s)
 
-    def may_send(self) -> bool:
-        """Say whether rows of the next batch may be sent: if not, it is best made past feeders."""
+    def may_send(self, num_rows: int) -> bool:
+        """Say whether a batch's rows may be sent; if not, it is made as without feeders."""
         with self._changed:
+            self._batch_rows = num_rows
             if not self._links or self._sends_none:
                 return False
             if self._is_tried and self._is_dear:

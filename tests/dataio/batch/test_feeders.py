@@ -111,7 +111,7 @@ def only_feeders(monkeypatch) -> None:
                 self._parts.remove(part)
             self._changed.notify_all()
         for part in ours:
-            part.made_by(self._run_here)
+            part.made_by(self.run_here)
 
     monkeypatch.setattr(Feeders, "_run_next", run_next)
     monkeypatch.setattr(Feeders, "_help", lambda self, awaited: None)
@@ -120,13 +120,13 @@ def only_feeders(monkeypatch) -> None:
 @pytest.fixture
 def slow_here(monkeypatch) -> None:
     """This rank's own threads are slow, so that feeders have work."""
-    run_here = Feeders._run_here
+    run_here = Feeders.run_here
 
     def slow(self: Feeders, *part: Any) -> None:
         time.sleep(0.02)
         run_here(self, *part)
 
-    monkeypatch.setattr(Feeders, "_run_here", slow)
+    monkeypatch.setattr(Feeders, "run_here", slow)
 
 
 @pytest.fixture
