@@ -8,6 +8,7 @@ import torch
 from torch.autograd import profiler
 from torch.profiler import record_function
 
+from dataio.base.errors import StateError
 from dataio.batch.figures import Figures
 from dataio.batch.gather import Gather
 from dataio.batch.lookup import Pick
@@ -195,6 +196,11 @@ class BatchFeed:
                     batches = taken_ahead(batches, self.take)
                 for step in run:
                     batch = _next(batches)
+                    if batch is None:
+                        raise StateError(
+                            "Loader: it was closed while its loop waited for a batch, as by a "
+                            "signal's handler; leave the loop first, and close it then"
+                        )
                     waited_s = time.perf_counter() - started
                     self._figures.add_batch(waited_s, order.num_valid(step), self._spent)
                     delivered = time.perf_counter()
@@ -221,8 +227,8 @@ def is_profiling() -> bool:
     return profiler._is_profiler_enabled
 
 
-def _next(batches: Iterator[Batch]) -> Batch:
+def _next(batches: Iterator[Batch]) -> Batch | None:
     if not is_profiling():
-        return next(batches)
+        return next(batches, None)
     with record_function("tonari: wait for a batch"):
-        return next(batches)
+        return next(batches, None)

@@ -86,7 +86,8 @@ class Prefetcher(Generic[W, T]):
                 "few; a transform or the cache's disk hangs: look at the threads with py-spy dump, "
                 "or raise timeout_s"
             ) from None
-        self._under_way.popleft()
+        if self._under_way:  # a signal's handler may have closed it meanwhile
+            self._under_way.popleft()
         return made
 
     @property

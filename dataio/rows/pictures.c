@@ -2,8 +2,9 @@
 
    Does what dataio/rows/decode.py and views.py do, number by number and bit for bit, for pictures
    of the usual kind: JPEGs that are tidy and upright, and pixels that were kept. Any other is left
-   to them, so each message and each rare format is theirs. It links with nothing: libjpeg-turbo's
-   functions come as pointers, of the library that dataio/rows/jpeg.py has found.
+   to them, so each message and each rare format is theirs. At the end is a queue of such shares, for
+   threads that stay here. It links with the C library alone: libjpeg-turbo's functions come as
+   pointers, of the library that dataio/rows/jpeg.py has found.
 
    Sources: libjpeg-turbo 3's turbojpeg.h; the resize is torch's for uint8 with antialias=True,
    aten/src/ATen/native/cpu/UpSampleKernel.cpp, which is Pillow's src/libImaging/Resample.c. */

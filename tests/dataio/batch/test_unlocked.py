@@ -18,8 +18,9 @@ import pytest
 from PIL import Image as Pillow
 
 from dataio import FieldError, Image, Loader, RandomCrop, Reports, Resize, Staging, Workers
+from dataio.base.errors import StateError
 from dataio.base.seeding import key
-from dataio.batch.unlocked import UnlockedThreads
+from dataio.batch.unlocked import PendingPictures, UnlockedThreads
 from dataio.rows import at_once
 from dataio.rows.at_once import LEFT, SKIPPED, PicturesAtOnce, PicturesCall
 from tests.dataio.source.shards import write_tar
@@ -246,6 +247,22 @@ def test_a_picture_that_does_not_decode_is_named(shard, tmp_path) -> None:
         batches = (batch for _ in loader.epochs(1) for batch in loader)
         with pytest.raises(FieldError, match="sample 50, field 'image'"):
             list(batches)
+
+
+def test_a_loader_that_is_closed_while_a_batch_is_awaited_says_so(
+    shard, tmp_path, monkeypatch
+) -> None:
+    with open_loader(shard(64), tmp_path, workers=Workers(threads=2)) as loader:
+        wait = PendingPictures.exception
+
+        def interrupted(self: PendingPictures[Any], timeout: float) -> BaseException | None:
+            monkeypatch.setattr(PendingPictures, "exception", wait)
+            loader.close()  # as a signal's handler may
+            return wait(self, timeout)
+
+        monkeypatch.setattr(PendingPictures, "exception", interrupted)
+        with pytest.raises(StateError, match="closed while its loop waited"):
+            list(batch for _ in loader.epochs(1) for batch in loader)
 
 
 LEFT_OPEN = """
